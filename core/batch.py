@@ -1,0 +1,94 @@
+"""What one engine step runs, and what comes back. The only values between schedulers and runners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from baton.core.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run of consecutive tokens of one sequence.
+
+    token_ids: the tokens to run, at positions start..start+len-1. block_table: block ids by position; must
+    cover the last position. KV of all positions < start is in those blocks already. sample: choose the
+    token that follows the last one. history: the whole sequence (prompt and output) up to and including
+    this row's last token; prompt_len splits it. The output position that is sampled is
+    len(history) - prompt_len. prompt_logprobs_from: logits of positions in this row are turned into
+    logprobs of the prompt tokens that follow them, when `sampling.prompt_logprobs` asks for it.
+    """
+
+    seq: tuple[str, int]
+    token_ids: Seq[int]
+    start: int
+    block_table: Seq[int]
+    sample: bool
+    sampling: SamplingParams
+    history: Seq[int]
+    prompt_len: int
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def context(self) -> int:
+        """Tokens in the KV cache after this row ran."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one step, at most one per sequence. clear: blocks to zero before anything else is done."""
+
+    rows: tuple[Row, ...]
+    clear: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.length for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities under the model's own distribution (before temperature and edits).
+
+    logprob: the token's own. top: (token id, logprob) of the most likely tokens, best first, as many as
+    were asked for. All numbers are finite: -inf is given as -9999.0 (LOGPROB_FLOOR).
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+LOGPROB_FLOOR = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """token_id: None when the row did not sample. prompt_logprobs: one per prompt token whose predecessor
+    was in this row (so the first prompt token never has one)."""
+
+    seq: tuple[str, int]
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One RowOutput per row, in the batch's order. duration_s: of the whole step; forward_s: of the
+    model's forward alone (embedding to logits)."""
+
+    rows: tuple[RowOutput, ...]
+    duration_s: float = 0.0
+    forward_s: float = 0.0
+    tokens: int = 0
+    context_tokens: int = field(default=0)

@@ -1,0 +1,106 @@
+"""The block pool and the prefix index as one thing: what schedulers allocate from.
+
+Pure bookkeeping: blocks are ids here; the engine owns the memory. Whoever allocates must have the engine
+clear the new blocks (`take_dirty`) before anything reads them, so stale data of an earlier owner can
+neither be seen nor, as NaN, spoil a masked lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.core.blocks import BlockPool, OutOfBlocks
+from baton.core.prefix import PrefixIndex
+
+
+@dataclass(slots=True)
+class KvEvents:
+    """What became findable and what no longer is, since the last drain: keys of `prefix.chain`."""
+
+    stored: list[bytes] = field(default_factory=list)
+    removed: list[bytes] = field(default_factory=list)
+
+
+class KvCache:
+    """Allocation with eviction, prefix match, and the record of what changed.
+
+    block_size: tokens per block. With `prefix_caching` off nothing is ever findable.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks)
+        self.index = PrefixIndex()
+        self._events = KvEvents()
+        self._dirty: list[int] = []
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now, evicting idle ones."""
+        return self.pool.free + self.pool.idle
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool that is owned or quarantined, in [0, 1]: idle cached blocks count as free."""
+        return (self.pool.owned + self.pool.quarantined) / self.pool.usable
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest cached prefix, each retained for the caller."""
+        blocks = self.index.match(keys) if self.prefix_caching else []
+        self.pool.retain(blocks)
+        return blocks
+
+    def peek(self, keys: Sequence[bytes]) -> int:
+        """How many blocks `match` would give, without taking them."""
+        return len(self.index.match(keys)) if self.prefix_caching else 0
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` new blocks, evicting least recently used idle ones as needed. OutOfBlocks: nothing taken."""
+        if count > self.available:
+            raise OutOfBlocks(f"{count} KV blocks wanted, {self.available} available of {self.pool.usable}")
+        while self.pool.free < count:
+            victim = self.pool.oldest_idle()
+            assert victim is not None
+            self._events.removed.append(self.index.remove(victim))
+            self.pool.evict(victim)
+        blocks = self.pool.allocate(count)
+        self._dirty.extend(blocks)
+        return blocks
+
+    def publish(self, key: bytes, block: int) -> None:
+        """A full, computed block becomes findable."""
+        if self.prefix_caching and self.index.insert(key, block):
+            self._events.stored.append(key)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        self.pool.release(blocks, self.index.cached)
+
+    def quarantine(self, blocks: Sequence[int]) -> None:
+        """Blocks of an aborted transfer: none of them was published, each has one owner."""
+        self.pool.quarantine(blocks)
+
+    def absolve(self, blocks: Sequence[int]) -> None:
+        self.pool.absolve(blocks)
+
+    def take_dirty(self) -> list[int]:
+        """Blocks allocated since the last call: the engine must zero them before they are used."""
+        dirty, self._dirty = self._dirty, []
+        return dirty
+
+    def drain_events(self) -> KvEvents:
+        events, self._events = self._events, KvEvents()
+        return events
+
+    def check(self) -> None:
+        """Raise AssertionError unless pool and index agree and every block is in exactly one place."""
+        self.pool.check()
+        self.index.check()
+        for block in self.index.cached:
+            assert self.pool.refs(block) > 0 or block in self.pool._idle, "a free block is findable"
+        for block in self.pool._idle:
+            assert block in self.index.cached, "an idle block cannot be found"

@@ -1,0 +1,93 @@
+"""Which block holds which prefix: a hash chain over full blocks of token ids.
+
+Each full block's key is `blake2b(tokens, key=parent)`, 16 bytes; the chain starts from a root key over
+length-prefixed, tagged fields (cluster key, model revision, adapter, salt). So equal keys mean equal whole
+prefixes within one tenant, in every process and after every restart (no use of Python's salted `hash`), a
+collision would need 2**64 work, and no two tuples of fields share a root.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+HASH_BYTES = 16
+DEFAULT_KEY = b"baton-prefix-v1"
+
+
+def root_key(
+    *, salt: str = "", adapter: str = "", revision: str = "", cluster_key: bytes = DEFAULT_KEY
+) -> bytes:
+    """The key that a chain of one (cluster, model revision, adapter, salt) starts from. 16 bytes."""
+    digest = blake2b(digest_size=HASH_BYTES)
+    for tag, value in (
+        (b"c", cluster_key),
+        (b"r", revision.encode()),
+        (b"a", adapter.encode()),
+        (b"s", salt.encode()),
+    ):
+        digest.update(tag + struct.pack("<I", len(value)) + value)
+    return digest.digest()
+
+
+def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of the block that holds `token_ids` after the prefix that `parent` stands for."""
+    return blake2b(
+        struct.pack(f"<{len(token_ids)}I", *token_ids), key=parent, digest_size=HASH_BYTES
+    ).digest()
+
+
+def chain(root: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
+    """Keys of all full blocks of `token_ids`, first to last."""
+    parent = root
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = block_key(parent, token_ids[start : start + block_size])
+        yield parent
+
+
+class PrefixIndex:
+    """key -> block, and back. Holds no references: the pool decides who owns a block."""
+
+    def __init__(self) -> None:
+        self._block: dict[bytes, int] = {}
+        self._key: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+    @property
+    def cached(self) -> dict[int, bytes]:
+        """block -> key of every block that can be found by its content."""
+        return self._key
+
+    def keys(self) -> Iterator[bytes]:
+        return iter(self._block)
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest known prefix of the chain `keys`."""
+        blocks = []
+        for key in keys:
+            block = self._block.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def insert(self, key: bytes, block: int) -> bool:
+        """Make `block` findable. False (and no change) if the key is known already or the block is."""
+        if key in self._block or block in self._key:
+            return False
+        self._block[key] = block
+        self._key[block] = key
+        return True
+
+    def remove(self, block: int) -> bytes:
+        """Forget a block; returns its key."""
+        key = self._key.pop(block)
+        del self._block[key]
+        return key
+
+    def check(self) -> None:
+        assert len(self._block) == len(self._key)
+        assert all(self._block[key] == block for block, key in self._key.items())

@@ -1,0 +1,123 @@
+"""The one interface that every way of moving KV implements. Backend details never enter it.
+
+A node makes one transport per backend it offers. The *target* side registers its pool and describes how to
+reach it; the *source* side connects to such a description, submits transfers and polls for their end. All
+calls return at once; work happens on the backend's own threads; `waker` is called (from any thread, often)
+when `poll` has something new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+from baton.kv_transfer.layout import KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How a pool can be written to from elsewhere. params are backend-specific and checked by the backend."""
+
+    kind: str
+    params: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A node's KV memory: `tensor` has `layout.shape` and dtype, contiguous."""
+
+    tensor: torch.Tensor
+    layout: KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A target pool as its owner described it. incarnation: the owner's; a restart is another peer."""
+
+    node_id: str
+    incarnation: str
+    layout: KvLayout
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One piece of a transfer: tokens [start, end) from local blocks into the target's.
+
+    src_blocks / dst_blocks: block ids by position; src_blocks[0] holds position src_first (a multiple of the
+    source's block size), dst_blocks[0] position dst_first (of the target's). write_id is unique per
+    transport; transfer_id is the hand-off's, and the target drops writes of transfers it did not open.
+    """
+
+    write_id: int
+    transfer_id: int
+    start: int
+    end: int
+    src_blocks: Sequence[int]
+    src_first: int
+    dst_blocks: Sequence[int]
+    dst_first: int
+
+
+class Outcome(Enum):
+    APPLIED = "applied"  # the bytes are in the target's pool
+    CANCELLED = "cancelled"  # not all applied, and nothing more will be written
+    FAILED = "failed"  # not all applied, and nothing more will be written; see error
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one Write: exactly one per submit. seconds: from the first byte to the target's word."""
+
+    write_id: int
+    transfer_id: int
+    outcome: Outcome
+    payload_bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+class Connection(Protocol):
+    """Source side of one (transport, peer) pair."""
+
+    def submit(self, write: Write) -> None:
+        """Queue a write. Its Completion comes by `poll`, also when the connection is broken or closed."""
+
+    def cancel(self, transfer_id: int) -> None:
+        """Stop this transfer's queued and running writes; each still gets its Completion."""
+
+    def close(self) -> None:
+        """Fail what is queued; free what the connection holds. Idempotent."""
+
+
+class KvTransport(Protocol):
+    kind: str
+
+    def register(self, pool: Pool) -> None:
+        """Name the local pool: source of submits, target for peers. Once."""
+
+    def describe(self) -> Endpoint:
+        """How peers reach the registered pool."""
+
+    def connect(self, peer: Peer) -> Connection:
+        """Open the way to a peer's pool. FailedPrecondition: layouts cannot be converted (the item is named);
+        Unavailable: not reachable by this backend from here."""
+
+    def poll(self) -> list[Completion]:
+        """Completions since the last call, in the order they happened."""
+
+    def open(self, transfer_id: int, source_incarnation: str, blocks: Sequence[int]) -> None:
+        """Target side: from now on writes of this transfer may land, in these blocks only."""
+
+    def fence(self, transfer_id: int) -> bool:
+        """Target side: end the permission. True: no write of it can land any more, starting now. False: this
+        backend cannot stop the writer (it writes the memory itself): wait for its word, or its death."""
+
+    def set_waker(self, waker: Callable[[], None]) -> None: ...
+
+    def close(self) -> None:
+        """Stop threads, unlink names, close sockets. Idempotent."""
