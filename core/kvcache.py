@@ -60,7 +60,7 @@ class KvCache:
         return len(self.index.match(keys)) if self.prefix_caching else 0
 
     def allocate(self, count: int) -> list[int]:
-        """`count` new blocks, evicting least recently used idle ones as needed. OutOfBlocks: nothing taken."""
+        """`count` new blocks, evicting least recently used idle ones. OutOfBlocks: nothing taken."""
         if count > self.available:
             raise OutOfBlocks(f"{count} KV blocks wanted, {self.available} available of {self.pool.usable}")
         while self.pool.free < count:

@@ -128,7 +128,7 @@ class NodeFinished:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
-    """A node gave an attempt up (or refused the dispatch). Which codes are worth a retry is the machine's rule."""
+    """A node gave an attempt up (or refused the dispatch). Which codes to retry is the machine's rule."""
 
     request_id: str
     attempt: int
@@ -239,7 +239,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The request ended well (or was cancelled). The last effect of a request; exactly one of Complete, Reject."""
+    """The request ended well (or was cancelled). A request's last effect; exactly one of Complete, Reject."""
 
     request_id: str
     reason: FinishReason

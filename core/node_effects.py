@@ -1,0 +1,129 @@
+"""What a node's schedulers and its hand-off sink want done or known. Values, carried out in the order given.
+
+Keys are (request id, attempt).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.core.batch import TokenLogprobs
+from baton.core.errors import BatonError
+from baton.core.request import FinishReason, Request
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt's computation began. cached_tokens: prompt tokens found in the prefix cache."""
+
+    key: Key
+    cached_tokens: int
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOut:
+    """New output tokens; index: output position of the first. To the router, at once."""
+
+    key: Key
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvReady:
+    """Prefill: KV of positions [0, tokens) is in `blocks` (by position) and will not change."""
+
+    key: Key
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Prefill: the prompt is done, its first token is out and did not end the request. The blocks stay until
+    `PrefillScheduler.release(key)` (or `take(key)`, when decode goes on in place). output_ids: all output
+    tokens so far, earlier attempts' included."""
+
+    key: Key
+    tokens: int
+    blocks: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The request is over on this node and holds nothing here any more. error: only with reason ERROR.
+    Nothing is told to the router when `silent` (it asked for the end itself)."""
+
+    key: Key
+    reason: FinishReason
+    output_tokens: int
+    preemptions: int = 0
+    error: BatonError | None = None
+    silent: bool = False
+
+
+NodeEffect = Started | TokensOut | KvReady | Prefilled | Ended
+
+
+# ---- hand-off sink (decode side); link: which prefill node's stream, transfer: its id there ---------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendTicket:
+    """After the dirty blocks were cleared and the transport opened for (transfer, blocks)."""
+
+    link: str
+    transfer_id: int
+    cached_tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendRefusal:
+    link: str
+    transfer_id: int
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommitted:
+    link: str
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendRevoke:
+    """Ask the writer to stop and to answer `revoked`."""
+
+    link: str
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Call transport.fence; feed the result back to the sink as `fenced(link, transfer_id)` when it is True."""
+
+    link: str
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Committed: to DecodeScheduler.admit. computed: positions [0, computed) are in `blocks`. The request's
+    output_ids hold the tokens sampled so far."""
+
+    request: Request
+    blocks: tuple[int, ...]
+    computed: int
+    cached_tokens: int
+    deadline_s: float | None
+
+
+SinkEffect = SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence | Admit | Ended
