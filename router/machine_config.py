@@ -1,0 +1,37 @@
+"""What the router's machine may be told. All durations on the machine's own clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Limits and weights of the scheduling machine.
+
+    lease_s: a node silent for that long is suspect (gets nothing new), after `lost_leases` of them lost.
+    max_queued: central queue length beyond which arrivals are shed. max_queue_wait_s: shed when the
+    predicted wait is longer. aging_s: one level of priority is worth this many seconds of waiting.
+    max_node_wait_s: predicted prefill queue on a node beyond which nothing more is sent to it.
+    no_node_wait_s: how long a request waits for a node that could run it to appear.
+    """
+
+    lease_s: float = 3.0
+    lost_leases: float = 2.0
+    max_queued: int = 1024
+    max_queue_wait_s: float = 60.0
+    aging_s: float = 5.0
+    starve_s: float = 2.0  # a request passed over for that long lets nobody pass any more
+    lookahead: int = 16  # how many requests that cannot run now others may pass
+    max_node_wait_s: float = 0.5
+    max_node_requests: int = 256
+    decode_slack: int = 2  # requests a decode node may have beyond its batch, so that slots never idle
+    no_node_wait_s: float = 10.0
+    max_retries: int = 3
+    max_refusals: int = 16  # RESOURCE_EXHAUSTED answers by nodes; these are no fault and cost no retry
+    retry_backoff_s: float = 0.05
+    report_lag_s: float = 0.02  # a report says nothing of what was sent this long before it came
+    policy: str = "latency"
+    risk: float = 0.5  # predictions are taken at mean + risk * sigma
+    decode_weight: float = 0.1  # what a second of decode is worth against one of TTFT
+    tie_fraction: float = 0.02  # scores this close count as equal
