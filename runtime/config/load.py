@@ -117,6 +117,8 @@ def _set(merged: Document, key: str, value: object, origin: Origin, problems: li
             return
         section = inner
     section[str(path[-1])] = value
+    for end in range(1, len(path)):
+        merged.keys.setdefault(path[:end], origin)
     merged.keys[path] = merged.values[path] = origin
     for stale in [p for p in merged.values if p[: len(path)] == path and p != path]:
         del merged.values[stale]

@@ -1,0 +1,88 @@
+"""BatonError on gRPC's wire and back: a canonical status with google.rpc details.
+
+https://google.aip.dev/193: INVALID_ARGUMENT carries BadRequest naming the field, errors worth retrying carry
+RetryInfo. Peers that send no details are understood by their code alone.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from baton.core.errors import BatonError, Code, error_for
+
+_GRPC_CODES: dict[str, grpc.StatusCode] = {code.name: code for code in grpc.StatusCode}
+# Codes that Baton never raises by itself, read as what they mean to a caller.
+_FOREIGN = {"UNKNOWN": Code.INTERNAL, "DATA_LOSS": Code.INTERNAL, "ABORTED": Code.UNAVAILABLE}
+
+
+def grpc_code(code: Code) -> grpc.StatusCode:
+    return _GRPC_CODES[code.name]
+
+
+def to_status(error: BatonError) -> status_pb2.Status:
+    """The google.rpc.Status of an error, details packed."""
+    details: list[Any] = []
+    if error.field:
+        bad = error_details_pb2.BadRequest()
+        bad.field_violations.add(field=error.field, description=error.message)
+        details.append(_packed(bad))
+    if error.retry_after_s is not None:
+        delay = Duration()
+        delay.FromMilliseconds(max(0, round(error.retry_after_s * 1e3)))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return status_pb2.Status(code=grpc_code(error.code).value[0], message=str(error), details=details)
+
+
+async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonError) -> NoReturn:
+    """End the RPC with the error's status."""
+    status = rpc_status.to_status(to_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort returned")
+
+
+def from_rpc_error(error: grpc.RpcError) -> BatonError:
+    """What a peer's status says, as the error it was raised as there."""
+    code, message = error.code(), error.details() or ""  # type: ignore[attr-defined]
+    field, retry_after_s = "", None
+    for detail in _details(error):
+        if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            bad = error_details_pb2.BadRequest()
+            detail.Unpack(bad)
+            if bad.field_violations:
+                field = bad.field_violations[0].field
+                message = bad.field_violations[0].description or message
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            detail.Unpack(retry)
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1e3
+    return error_for(_code(code), message, field=field, retry_after_s=retry_after_s)
+
+
+def _packed(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> Any:
+    packed = Any()
+    packed.Pack(message)
+    return packed
+
+
+def _code(code: grpc.StatusCode) -> Code:
+    try:
+        return _FOREIGN.get(code.name) or Code(code.name)
+    except ValueError:
+        return Code.INTERNAL
+
+
+def _details(error: grpc.RpcError) -> list[Any]:
+    """Packed details in the trailing metadata; none if they are missing or not readable."""
+    for key, value in error.trailing_metadata() or ():  # type: ignore[attr-defined]
+        if key == "grpc-status-details-bin":
+            try:
+                return list(status_pb2.Status.FromString(value).details)
+            except Exception:
+                return []
+    return []
