@@ -58,8 +58,9 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The request is over on this node and holds nothing here any more. error: only with reason ERROR.
-    Nothing is told to the router when `silent` (it asked for the end itself)."""
+    """The request is over on this node. It holds nothing here any more, but for prefill blocks that a hand-off
+    may still read (they go with `PrefillScheduler.release`). error: only with reason ERROR. Nothing is told
+    to the router when `silent` (it asked for the end itself, or hears of it from the other node)."""
 
     key: Key
     reason: FinishReason
@@ -108,7 +109,7 @@ class SendRevoke:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Call transport.fence; feed the result back to the sink as `fenced(link, transfer_id)` when it is True."""
+    """Call transport.fence; when it returns True tell the sink `fenced`."""
 
     link: str
     transfer_id: int
@@ -126,4 +127,11 @@ class Admit:
     deadline_s: float | None
 
 
-SinkEffect = SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence | Admit | Ended
+@dataclass(frozen=True, slots=True)
+class DropLink:
+    """The link showed no life for a lease: close its stream. Its transfers were ended as for a lost link."""
+
+    link: str
+
+
+SinkEffect = SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence | Admit | DropLink | Ended

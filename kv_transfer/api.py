@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import torch
 
 from baton.kv_transfer.layout import KvLayout
+from baton.kv_transfer.writes import Completion, Outcome, Write
+
+__all__ = ["Completion", "Connection", "Endpoint", "KvTransport", "Outcome", "Peer", "Pool", "Write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +44,6 @@ class Peer:
     incarnation: str
     layout: KvLayout
     endpoint: Endpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One piece of a transfer: tokens [start, end) from local blocks into the target's.
-
-    src_blocks / dst_blocks: block ids by position; src_blocks[0] holds position src_first (a multiple of the
-    source's block size), dst_blocks[0] position dst_first (of the target's). write_id is unique per
-    transport; transfer_id is the hand-off's, and the target drops writes of transfers it did not open.
-    """
-
-    write_id: int
-    transfer_id: int
-    start: int
-    end: int
-    src_blocks: Sequence[int]
-    src_first: int
-    dst_blocks: Sequence[int]
-    dst_first: int
-
-
-class Outcome(Enum):
-    APPLIED = "applied"  # the bytes are in the target's pool
-    CANCELLED = "cancelled"  # not all applied, and nothing more will be written
-    FAILED = "failed"  # not all applied, and nothing more will be written; see error
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The end of one Write: exactly one per submit. seconds: from the first byte to the target's word."""
-
-    write_id: int
-    transfer_id: int
-    outcome: Outcome
-    payload_bytes: int = 0
-    seconds: float = 0.0
-    error: str = ""
 
 
 class Connection(Protocol):

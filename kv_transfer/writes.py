@@ -1,0 +1,44 @@
+"""A piece of a transfer and how it ended. Pure values, apart from `api`, which needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One piece of a transfer: tokens [start, end) from local blocks into the target's.
+
+    src_blocks / dst_blocks: block ids by position; src_blocks[0] holds position src_first (a multiple of the
+    source's block size), dst_blocks[0] position dst_first (of the target's). write_id is unique per
+    transport; transfer_id is the hand-off's, and the target drops writes of transfers it did not open.
+    """
+
+    write_id: int
+    transfer_id: int
+    start: int
+    end: int
+    src_blocks: Sequence[int]
+    src_first: int
+    dst_blocks: Sequence[int]
+    dst_first: int
+
+
+class Outcome(Enum):
+    APPLIED = "applied"  # the bytes are in the target's pool
+    CANCELLED = "cancelled"  # not all applied, and nothing more will be written
+    FAILED = "failed"  # not all applied, and nothing more will be written; see error
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one Write: exactly one per submit. seconds: from the first byte to the target's word."""
+
+    write_id: int
+    transfer_id: int
+    outcome: Outcome
+    payload_bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
