@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.core.request import SamplingParams
 
@@ -91,4 +91,4 @@ class StepOutput:
     duration_s: float = 0.0
     forward_s: float = 0.0
     tokens: int = 0
-    context_tokens: int = field(default=0)
+    context_tokens: int = 0

@@ -94,10 +94,12 @@ class BlockPool:
                 self._free.append(block)
 
     def quarantine(self, blocks: Iterable[int]) -> None:
-        """Take blocks with exactly one owner away from it and out of circulation."""
+        """Take blocks with exactly one owner away from it and out of circulation. ValueError: nothing taken."""
+        blocks = list(blocks)
         for block in blocks:
             if self._refs.get(block) != 1:
                 raise ValueError(f"block {block} has {self._refs.get(block, 0)} owners, not 1")
+        for block in blocks:
             del self._refs[block]
             self._quarantined.add(block)
 

@@ -81,7 +81,10 @@ class KvCache:
         self.pool.release(blocks, self.index.cached)
 
     def quarantine(self, blocks: Sequence[int]) -> None:
-        """Blocks of an aborted transfer: none of them was published, each has one owner."""
+        """Blocks of an aborted transfer: none of them was published, each has one owner (else ValueError)."""
+        for block in blocks:
+            if block in self.index.cached:
+                raise ValueError(f"block {block} is findable: a write to it would be seen")
         self.pool.quarantine(blocks)
 
     def absolve(self, blocks: Sequence[int]) -> None:

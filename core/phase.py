@@ -1,10 +1,10 @@
 """The phases of a request on a node and the one table of legal moves between them.
 
-    QUEUED ──start──▶ PREFILL ──prefilled──▶ EXPORT ──exported──▶ ENDED          prefill node
+    QUEUED ──start──▶ PREFILL ──prefilled──▶ EXPORT ──end──▶ ENDED               prefill node
        ▲                 │                      │
        └────preempt──────┘ (KV given back)      └──localise──▶ READY             role `both`
 
-    RESERVED ──commit──▶ READY ──run──▶ DECODE ──finish──▶ ENDED                 decode node
+    RESERVED ──commit──▶ READY ──run──▶ DECODE ──end──▶ ENDED                    decode node
                            ▲               │
                            └────preempt────┘ (KV given back, recomputed on its way back)
 

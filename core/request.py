@@ -7,6 +7,7 @@ that a client leaves out takes the default here, never proto3's zero.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -87,6 +88,13 @@ class Slo:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    def validate(self) -> None:
+        """Raise InvalidArgument naming the first target that is no positive number."""
+        for name in ("ttft_s", "tpot_s"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_number(f"slo.{name}", value, 0.0, math.inf, open_low=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -135,11 +143,19 @@ class Request:
                 field="prompt",
             )
         _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        self.sampling.validate(vocab_size)
         if self.sampling.min_tokens > self.max_tokens:
             raise InvalidArgument(
                 f"{self.sampling.min_tokens} is more than max_tokens {self.max_tokens}", field="min_tokens"
             )
-        self.sampling.validate(vocab_size)
+        if len(self.output_ids) >= self.output_limit(max_model_len):
+            raise InvalidArgument(
+                f"holds {len(self.output_ids)} tokens already, the limit is {self.output_limit(max_model_len)}",
+                field="output_ids",
+            )
+        self.slo.validate()
+        if self.timeout_s is not None:
+            _check_number("timeout_s", self.timeout_s, -math.inf, math.inf)
 
     def output_limit(self, max_model_len: int) -> int:
         """How many output tokens this request may have in all: its own limit or the context's."""
@@ -156,8 +172,10 @@ def check_token_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
 
 
 def _check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise InvalidArgument(f"must be a finite number, got {value!r}", field=name)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise InvalidArgument(f"must be a number, got {value!r}", field=name)
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # false for NaN; an int may be larger, too
+        raise InvalidArgument("must be a finite number", field=name)
     if value < low or value > high or (open_low and value == low):
         bracket = "(" if open_low else "["
         raise InvalidArgument(f"must be in {bracket}{low}, {high}], got {value}", field=name)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.proto.v1 import common_pb2 as baton_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n baton/proto/v1/decode_node.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\"\x82\x02\n\x0eHandoffRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillHelloH\x00\x12$\n\x07reserve\x18\x02 \x01(\x0b\x32\x11.baton.v1.ReserveH\x00\x12\"\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CommitH\x00\x12(\n\x07\x61\x62\x61ndon\x18\x04 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12(\n\x07revoked\x18\x05 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x0e.baton.v1.BeatH\x00\x42\t\n\x07message\"\x83\x02\n\x0fHandoffResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.DecodeHelloH\x00\x12\"\n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.TicketH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.RefusalH\x00\x12*\n\tcommitted\x18\x04 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12\'\n\x06revoke\x18\x05 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x0e.baton.v1.BeatH\x00\x42\t\n\x07message\"\x06\n\x04\x42\x65\x61t\"\xb3\x01\n\x0cPrefillHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0f\n\x07host_id\x18\x06 \x01(\t\x12\x0f\n\x07lease_s\x18\x07 \x01(\x01\"\xd5\x01\n\x0b\x44\x65\x63odeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12.\n\tendpoints\x18\x06 \x03(\x0b\x32\x1b.baton.v1.TransportEndpoint\x12\x0f\n\x07lease_s\x18\x07 \x01(\x01\"\x89\x01\n\x11TransportEndpoint\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x37\n\x06params\x18\x02 \x03(\x0b\x32\'.baton.v1.TransportEndpoint.ParamsEntry\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"7\n\x0bTransferRef\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"Y\n\x07Reserve\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12&\n\x07request\x18\x03 \x01(\x0b\x32\x15.baton.v1.NodeRequest\"X\n\x06Ticket\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.baton.v1.TransferRef\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\"R\n\x07Refusal\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.baton.v1.TransferRef\x12\x1e\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x0f.baton.v1.Fault\"U\n\x06\x43ommit\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.baton.v1.TransferRef\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r2P\n\nDecodeNode\x12\x42\n\x07Handoff\x12\x18.baton.v1.HandoffRequest\x1a\x19.baton.v1.HandoffResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n baton/proto/v1/decode_node.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\"\xaf\x02\n\x0eHandoffRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.baton.v1.PrefillHelloH\x00\x12$\n\x07reserve\x18\x02 \x01(\x0b\x32\x11.baton.v1.ReserveH\x00\x12\"\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CommitH\x00\x12(\n\x07\x61\x62\x61ndon\x18\x04 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12(\n\x07revoked\x18\x05 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x0e.baton.v1.BeatH\x00\x12+\n\x06\x63hoice\x18\x07 \x01(\x0b\x32\x19.baton.v1.TransportChoiceH\x00\x42\t\n\x07message\"\x83\x02\n\x0fHandoffResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.DecodeHelloH\x00\x12\"\n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.TicketH\x00\x12$\n\x07refused\x18\x03 \x01(\x0b\x32\x11.baton.v1.RefusalH\x00\x12*\n\tcommitted\x18\x04 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12\'\n\x06revoke\x18\x05 \x01(\x0b\x32\x15.baton.v1.TransferRefH\x00\x12\x1e\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x0e.baton.v1.BeatH\x00\x42\t\n\x07message\"\x06\n\x04\x42\x65\x61t\"\x1f\n\x0fTransportChoice\x12\x0c\n\x04kind\x18\x01 \x01(\t\"\xb3\x01\n\x0cPrefillHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x0f\n\x07host_id\x18\x06 \x01(\t\x12\x0f\n\x07lease_s\x18\x07 \x01(\x01\"\xd5\x01\n\x0b\x44\x65\x63odeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\"\n\x06layout\x18\x04 \x01(\x0b\x32\x12.baton.v1.KvLayout\x12\x0f\n\x07host_id\x18\x05 \x01(\t\x12.\n\tendpoints\x18\x06 \x03(\x0b\x32\x1b.baton.v1.TransportEndpoint\x12\x0f\n\x07lease_s\x18\x07 \x01(\x01\"\x89\x01\n\x11TransportEndpoint\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x37\n\x06params\x18\x02 \x03(\x0b\x32\'.baton.v1.TransportEndpoint.ParamsEntry\x1a-\n\x0bParamsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"7\n\x0bTransferRef\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"Y\n\x07Reserve\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12&\n\x07request\x18\x03 \x01(\x0b\x32\x15.baton.v1.NodeRequest\"X\n\x06Ticket\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.baton.v1.TransferRef\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\"R\n\x07Refusal\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.baton.v1.TransferRef\x12\x1e\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x0f.baton.v1.Fault\"U\n\x06\x43ommit\x12\'\n\x08transfer\x18\x01 \x01(\x0b\x32\x15.baton.v1.TransferRef\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r2P\n\nDecodeNode\x12\x42\n\x07Handoff\x12\x18.baton.v1.HandoffRequest\x1a\x19.baton.v1.HandoffResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSPORTENDPOINT_PARAMSENTRY']._loaded_options = None
   _globals['_TRANSPORTENDPOINT_PARAMSENTRY']._serialized_options = b'8\001'
   _globals['_HANDOFFREQUEST']._serialized_start=76
-  _globals['_HANDOFFREQUEST']._serialized_end=334
-  _globals['_HANDOFFRESPONSE']._serialized_start=337
-  _globals['_HANDOFFRESPONSE']._serialized_end=596
-  _globals['_BEAT']._serialized_start=598
-  _globals['_BEAT']._serialized_end=604
-  _globals['_PREFILLHELLO']._serialized_start=607
-  _globals['_PREFILLHELLO']._serialized_end=786
-  _globals['_DECODEHELLO']._serialized_start=789
-  _globals['_DECODEHELLO']._serialized_end=1002
-  _globals['_TRANSPORTENDPOINT']._serialized_start=1005
-  _globals['_TRANSPORTENDPOINT']._serialized_end=1142
-  _globals['_TRANSPORTENDPOINT_PARAMSENTRY']._serialized_start=1097
-  _globals['_TRANSPORTENDPOINT_PARAMSENTRY']._serialized_end=1142
-  _globals['_TRANSFERREF']._serialized_start=1144
-  _globals['_TRANSFERREF']._serialized_end=1199
-  _globals['_RESERVE']._serialized_start=1201
-  _globals['_RESERVE']._serialized_end=1290
-  _globals['_TICKET']._serialized_start=1292
-  _globals['_TICKET']._serialized_end=1380
-  _globals['_REFUSAL']._serialized_start=1382
-  _globals['_REFUSAL']._serialized_end=1464
-  _globals['_COMMIT']._serialized_start=1466
-  _globals['_COMMIT']._serialized_end=1551
-  _globals['_DECODENODE']._serialized_start=1553
-  _globals['_DECODENODE']._serialized_end=1633
+  _globals['_HANDOFFREQUEST']._serialized_end=379
+  _globals['_HANDOFFRESPONSE']._serialized_start=382
+  _globals['_HANDOFFRESPONSE']._serialized_end=641
+  _globals['_BEAT']._serialized_start=643
+  _globals['_BEAT']._serialized_end=649
+  _globals['_TRANSPORTCHOICE']._serialized_start=651
+  _globals['_TRANSPORTCHOICE']._serialized_end=682
+  _globals['_PREFILLHELLO']._serialized_start=685
+  _globals['_PREFILLHELLO']._serialized_end=864
+  _globals['_DECODEHELLO']._serialized_start=867
+  _globals['_DECODEHELLO']._serialized_end=1080
+  _globals['_TRANSPORTENDPOINT']._serialized_start=1083
+  _globals['_TRANSPORTENDPOINT']._serialized_end=1220
+  _globals['_TRANSPORTENDPOINT_PARAMSENTRY']._serialized_start=1175
+  _globals['_TRANSPORTENDPOINT_PARAMSENTRY']._serialized_end=1220
+  _globals['_TRANSFERREF']._serialized_start=1222
+  _globals['_TRANSFERREF']._serialized_end=1277
+  _globals['_RESERVE']._serialized_start=1279
+  _globals['_RESERVE']._serialized_end=1368
+  _globals['_TICKET']._serialized_start=1370
+  _globals['_TICKET']._serialized_end=1458
+  _globals['_REFUSAL']._serialized_start=1460
+  _globals['_REFUSAL']._serialized_end=1542
+  _globals['_COMMIT']._serialized_start=1544
+  _globals['_COMMIT']._serialized_end=1629
+  _globals['_DECODENODE']._serialized_start=1631
+  _globals['_DECODENODE']._serialized_end=1711
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class HandoffRequest(_message.Message):
     ABANDON_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___PrefillHello: ...
     @_builtins.property
@@ -47,6 +48,10 @@ class HandoffRequest(_message.Message):
     def beat(self) -> Global___Beat:
         """Keeps the leases of all transfers of this link alive."""
 
+    @_builtins.property
+    def choice(self) -> Global___TransportChoice:
+        """Which of the offered endpoints this link's writes will use. Comes before the first Reserve."""
+
     def __init__(
         self,
         *,
@@ -56,12 +61,13 @@ class HandoffRequest(_message.Message):
         abandon: Global___TransferRef | None = ...,
         revoked: Global___TransferRef | None = ...,
         beat: Global___Beat | None = ...,
+        choice: Global___TransportChoice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "beat", b"beat", "commit", b"commit", "hello", b"hello", "message", b"message", "reserve", b"reserve", "revoked", b"revoked"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "beat", b"beat", "choice", b"choice", "commit", b"commit", "hello", b"hello", "message", b"message", "reserve", b"reserve", "revoked", b"revoked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "beat", b"beat", "commit", b"commit", "hello", b"hello", "message", b"message", "reserve", b"reserve", "revoked", b"revoked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "beat", b"beat", "choice", b"choice", "commit", b"commit", "hello", b"hello", "message", b"message", "reserve", b"reserve", "revoked", b"revoked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "reserve", "commit", "abandon", "revoked", "beat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "reserve", "commit", "abandon", "revoked", "beat", "choice"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -127,6 +133,25 @@ class Beat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Beat: _TypeAlias = Beat  # noqa: Y015
+
+@_typing.final
+class TransportChoice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransportChoice: _TypeAlias = TransportChoice  # noqa: Y015
 
 @_typing.final
 class PrefillHello(_message.Message):
