@@ -2,8 +2,8 @@
 
 A node makes one transport per backend it offers. The *target* side registers its pool and describes how to
 reach it; the *source* side connects to such a description, submits transfers and polls for their end. All
-calls return at once; work happens on the backend's own threads; `waker` is called (from any thread, often)
-when `poll` has something new.
+calls but `connect` and `close` return at once and may come from any thread; work happens on the backend's own
+threads; `waker` is called (from any thread, often) when `poll` has something new.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Connection(Protocol):
     """Source side of one (transport, peer) pair."""
 
     def submit(self, write: Write) -> None:
-        """Queue a write. Its Completion comes by `poll`, also when the connection is broken or closed."""
+        """Queue a write; a connection carries writes out in order. Its Completion comes by `poll`, also when
+        the write is malformed (FAILED, the error says how) or the connection broken or closed. The source
+        blocks must keep their content until then."""
 
     def cancel(self, transfer_id: int) -> None:
         """Stop this transfer's queued and running writes; each still gets its Completion."""
@@ -70,19 +72,26 @@ class KvTransport(Protocol):
 
     def connect(self, peer: Peer) -> Connection:
         """Open the way to a peer's pool. FailedPrecondition: layouts cannot be converted (the item is named);
-        Unavailable: not reachable by this backend from here."""
+        Unavailable: not reachable by this backend from here, or another incarnation answers (named). May
+        block for the connect timeout or the mapping of a large pool: call it off the event loop."""
 
     def poll(self) -> list[Completion]:
         """Completions since the last call, in the order they happened."""
 
     def open(self, transfer_id: int, source_incarnation: str, blocks: Sequence[int]) -> None:
-        """Target side: from now on writes of this transfer may land, in these blocks only."""
+        """Target side: from now on writes of this transfer may land, in these blocks only. Opening it again
+        ends the earlier permission first. End it with `fence` also when the transfer went well: otherwise a
+        late write could still land in blocks that are in use."""
 
     def fence(self, transfer_id: int) -> bool:
         """Target side: end the permission. True: no write of it can land any more, starting now. False: this
-        backend cannot stop the writer (it writes the memory itself): wait for its word, or its death."""
+        backend cannot stop the writer (it writes the memory itself): wait for its word, or its death. A write
+        whose end the target had not yet confirmed becomes FAILED at the source. Always fence where that
+        works, even when the source promised silence: its promise covers what it sends, not what a paused
+        receiver still finds in its socket."""
 
     def set_waker(self, waker: Callable[[], None]) -> None: ...
 
     def close(self) -> None:
-        """Stop threads, unlink names, close sockets. Idempotent."""
+        """Fail what is open, stop threads, unlink names, close sockets. Completions may still be polled.
+        Idempotent."""

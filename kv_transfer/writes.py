@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from baton.kv_transfer.layout import Part
+
 
 @dataclass(frozen=True, slots=True)
 class Write:
@@ -13,7 +15,8 @@ class Write:
 
     src_blocks / dst_blocks: block ids by position; src_blocks[0] holds position src_first (a multiple of the
     source's block size), dst_blocks[0] position dst_first (of the target's). write_id is unique per
-    transport; transfer_id is the hand-off's, and the target drops writes of transfers it did not open.
+    transport; transfer_id is the hand-off's, and the target drops writes of transfers it did not open (both:
+    unsigned, 64 bit). part: only these layers and heads (see `layout.shares`); None: all that both hold.
     """
 
     write_id: int
@@ -24,6 +27,7 @@ class Write:
     src_first: int
     dst_blocks: Sequence[int]
     dst_first: int
+    part: Part | None = None
 
 
 class Outcome(Enum):
