@@ -1,7 +1,7 @@
 """Requests, tokens and errors between their domain types and the wire. Nodes: `runtime.codec_node`.
 
 From the wire, what needs no model is checked here (ranges of counts and times, lengths of names); what
-depends on the vocabulary or the context limit is for `Request.validate`, which whoever receives a request calls.
+depends on the vocabulary or the context limit is for `Request.validate`, which every receiver calls.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SCALARS = (
 
 def sampling_from_proto(msg: pb.SamplingParams) -> SamplingParams:
     """What the sender left out takes core's default. Ranges: SamplingParams.validate."""
-    given = {name: getattr(msg, name) for name in _SCALARS if msg.HasField(name)}  # type: ignore[arg-type]
+    given = {name: getattr(msg, name) for name in _SCALARS if msg.HasField(name)}
     return SamplingParams(
         **given,
         logit_bias=tuple(sorted(msg.logit_bias.items())),

@@ -6,15 +6,15 @@ RetryInfo. Peers that send no details are understood by their code alone.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.any_pb2 import Any
+from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from baton.core.errors import BatonError, Code, error_for
+from baton.core.errors import BatonError, Code, InvalidArgument, error_for
 
 _GRPC_CODES: dict[str, grpc.StatusCode] = {code.name: code for code in grpc.StatusCode}
 # Codes that Baton never raises by itself, read as what they mean to a caller.
@@ -27,7 +27,7 @@ def grpc_code(code: Code) -> grpc.StatusCode:
 
 def to_status(error: BatonError) -> status_pb2.Status:
     """The google.rpc.Status of an error, details packed."""
-    details: list[Any] = []
+    details: list[any_pb2.Any] = []
     if error.field:
         bad = error_details_pb2.BadRequest()
         bad.field_violations.add(field=error.field, description=error.message)
@@ -48,7 +48,9 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonE
 
 def from_rpc_error(error: grpc.RpcError) -> BatonError:
     """What a peer's status says, as the error it was raised as there."""
-    code, message = error.code(), error.details() or ""  # type: ignore[attr-defined]
+    code, message = error.code(), error.details() or ""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "message larger than max" in message:
+        return InvalidArgument(f"over the limit on a message's bytes ({message})", field="message")
     field, retry_after_s = "", None
     for detail in _details(error):
         if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
@@ -64,8 +66,8 @@ def from_rpc_error(error: grpc.RpcError) -> BatonError:
     return error_for(_code(code), message, field=field, retry_after_s=retry_after_s)
 
 
-def _packed(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> Any:
-    packed = Any()
+def _packed(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
     packed.Pack(message)
     return packed
 
@@ -77,9 +79,10 @@ def _code(code: grpc.StatusCode) -> Code:
         return Code.INTERNAL
 
 
-def _details(error: grpc.RpcError) -> list[Any]:
+def _details(error: grpc.RpcError) -> list[any_pb2.Any]:
     """Packed details in the trailing metadata; none if they are missing or not readable."""
-    for key, value in error.trailing_metadata() or ():  # type: ignore[attr-defined]
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
         if key == "grpc-status-details-bin":
             try:
                 return list(status_pb2.Status.FromString(value).details)
