@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class PrefillLimits:
     """Bounds of the prompt phase.
 
-    max_model_len: prompt and output, tokens. max_batch_tokens: of one step. chunk_tokens: most tokens of one
-    prompt in a step while others want some too. max_waiting: queued requests. max_running: prompts in
-    computation. max_exporting, max_exporting_share: prefilled sequences held for their hand-off, and the share
-    of the pool that they may hold; at either no new prompt starts. max_bypass: how many smaller ones may start
-    before one that waits for blocks. token_s: predicted seconds per prompt token. patience: a prompt may be
-    overtaken for at most so many times its own predicted time. priority_s: a step of priority is worth so many
-    seconds of waiting.
+    max_model_len: prompt and output, tokens. max_batch_tokens: of one step. chunk_tokens: most tokens of
+    one prompt in a step while others want some too. max_waiting: queued requests. max_running: prompts in
+    computation. max_exporting, max_exporting_share: prefilled sequences held for their hand-off, and the
+    share of the pool that they may hold; at either no new export starts (below 1 where decode shares the
+    pool). max_bypass: how many later prompts may start before one that waits for blocks. token_s: predicted
+    seconds per prompt token. patience: a prompt may be overtaken for at most so many times its own predicted
+    time. priority_s: a step of priority is worth so many seconds of waiting.
     """
 
     max_model_len: int
@@ -24,8 +24,8 @@ class PrefillLimits:
     max_waiting: int = 256
     max_running: int = 16
     max_exporting: int = 64
-    max_exporting_share: float = 0.5
-    max_bypass: int = 8
+    max_exporting_share: float = 1.0
+    max_bypass: int = 64
     token_s: float = 0.001
     patience: float = 4.0
     priority_s: float = 30.0

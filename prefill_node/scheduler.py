@@ -1,58 +1,301 @@
-"""Which prompts a node computes, and in which pieces. Pure; runs in the engine thread."""
+"""Which prompts a node computes, and in which pieces. Pure; runs in the engine thread.
+
+    add ──▶ waiting ──start──▶ running ──last chunk──▶ exporting ──release / take──▶ gone
+               ▲                  │
+               └────reclaim───────┘ (decode on the same pool needs the blocks)
+
+A job that ends while a hand-off may read its blocks is held until `release`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain, count
 
 from baton.core.batch import Row, RowOutput
-from baton.core.errors import BatonError
+from baton.core.errors import (
+    BatonError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    IllegalTransition,
+    InternalError,
+    NotFound,
+    ResourceExhausted,
+)
+from baton.core.flight import Ending, Flight, row_for
 from baton.core.kvcache import KvCache
-from baton.core.node_effects import Key, NodeEffect
-from baton.core.request import Request
-from baton.core.sequence import Sequence
+from baton.core.node_effects import Ended, Key, KvReady, NodeEffect, Prefilled, Started, TokensOut
+from baton.core.phase import Move, Phase
+from baton.core.request import FinishReason, Request
+from baton.core.sequence import Sequence, finish_of
+from baton.prefill_node.admission import Admission, check_fits
+from baton.prefill_node.jobs import Job, Stages, rank
 from baton.prefill_node.limits import PrefillLimits, PrefillStats
 
 
 class PrefillScheduler:
-    """Step: `schedule` -> run the rows -> `complete`. Between the two only add, abort, fail, release are called.
+    """Step: `schedule` -> run the rows -> `complete`. Between the two only add, abort, fail, release and
+    expire are called.
 
     revision: the model's identity in prefix keys (see core.prefix.root_key).
     """
 
     def __init__(self, kv: KvCache, limits: PrefillLimits, revision: str) -> None:
-        raise NotImplementedError
+        self._kv = kv
+        self._limits = limits
+        self._revision = revision
+        self._stages = Stages()
+        self._admission = Admission(kv, limits, revision, self._stages)
+        self._flight = Flight()
+        self._numbers = count()
+        self._pending: list[NodeEffect] = []  # said at the next complete
+        self._queries = self._hits = self._preemptions = 0
+
+    # ---- requests come and go ----------------------------------------------------------------------------
 
     def add(self, now: float, request: Request, deadline_s: float | None, *, remote: bool) -> None:
-        """Queue a request. remote: its KV goes to another node, and a hand-off was (or is about to be) started for
-        it, so its blocks stay until `release`; not remote: `take` follows Prefilled."""
+        """Queue a request.
 
-    def abort(self, key: Key, *, silent: bool = False) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+        remote: its KV goes to another node, and a hand-off is started for it right after this returns;
+        its blocks then stay until `release`. Not remote: `take` follows its Prefilled. Raises InvalidArgument
+        (can never fit), ResourceExhausted (the queue is full), FailedPrecondition (the key is here already).
+        """
+        check_fits(request, self._limits, self._kv)
+        if self._stages.known((request.id, request.attempt)):
+            raise FailedPrecondition(f"request {request.id!r} attempt {request.attempt} is here already")
+        if len(self._stages.waiting) >= self._limits.max_waiting:
+            wait_s = sum(job.seq.remaining for job in self._stages.waiting.values()) * self._limits.token_s
+            raise ResourceExhausted(f"{self._limits.max_waiting} prompts are waiting", retry_after_s=wait_s)
+        seq = Sequence(request, Phase.QUEUED, arrived_s=now, deadline_s=deadline_s)
+        self._stages.waiting[seq.key] = Job(seq, next(self._numbers), pinned=remote)
 
-    def fail(self, key: Key, error: BatonError) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    def abort(self, key: Key, *, silent: bool = False) -> list[NodeEffect]:
+        """End a request in whatever phase it is. Unknown or ended: nothing happens. A request in the batch
+        that runs right now gets its Ended from `complete`."""
+        return self._end(key, Ending(FinishReason.CANCELLED, silent=silent))
 
-    def schedule(self, now: float, budget_tokens: int) -> list[Row]: ...  # type: ignore[empty-body]
+    def fail(self, key: Key, error: BatonError) -> list[NodeEffect]:
+        """As `abort`, with an error (its hand-off failed, the runner did)."""
+        return self._end(key, Ending(FinishReason.ERROR, error))
 
-    def complete(self, now: float, outputs: Mapping[Key, RowOutput]) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    def expire(self, now: float) -> list[NodeEffect]:
+        """End what is past its deadline."""
+        late = [job for job in self._stages.alive() if (d := job.seq.deadline_s) is not None and d <= now]
+        return [
+            effect
+            for job in late
+            for effect in self.fail(job.seq.key, DeadlineExceeded("the deadline passed during prefill"))
+        ]
 
-    def release(self, key: Key) -> None: ...
+    def release(self, key: Key) -> None:
+        """No hand-off reads the request's blocks any more: it is gone, without a word. Unknown: no-op."""
+        if job := self._stages.held.get(key):
+            self._stages.move(job, None)
+            job.seq.drop_kv(self._kv)
+        elif job := self._stages.get(key):
+            job.pinned = False
+            self._end(key, Ending(FinishReason.CANCELLED, silent=True))
 
-    def take(self, key: Key) -> Sequence: ...  # type: ignore[empty-body]
+    def take(self, key: Key) -> Sequence:
+        """Decode goes on in place: the sequence and its blocks change owner. NotFound: no such export;
+        IllegalTransition: it belongs to a hand-off."""
+        job = self._stages.exporting.get(key)
+        if job is None:
+            raise NotFound(f"no prefilled sequence {key}")
+        if job.pinned:
+            raise IllegalTransition(f"sequence {key} is being handed off")
+        job.seq.move(Move.LOCALISE)
+        self._stages.move(job, None)
+        return job.seq
+
+    # ---- one step ----------------------------------------------------------------------------------------
+
+    def schedule(self, now: float, budget_tokens: int, keep_blocks: int = 0) -> list[Row]:
+        """Rows of at most budget_tokens in all; prompts that fit start. keep_blocks: starts leave them free."""
+        self._flight.must_be_landed()
+        self._admission.new_step()
+        left = min(budget_tokens, self._limits.max_batch_tokens)
+        grants: dict[Job, int] = {}
+        for job in sorted(
+            chain(self._stages.running.values(), self._stages.waiting.values()), key=self._rank
+        ):
+            if left <= 0:
+                break
+            if job.seq.phase is Phase.QUEUED and not self._start(now, job, keep_blocks, grants):
+                continue
+            grants[job] = min(job.seq.remaining, self._limits.chunk_tokens, left)
+            left -= grants[job]
+        for job, granted in grants.items():  # what nobody else wants
+            extra = min(job.seq.remaining - granted, left)
+            grants[job] += extra
+            left -= extra
+        rows = [row_for(job.seq, n, prompt_logprobs=job.wants_prompt_logprobs) for job, n in grants.items()]
+        self._flight.depart(rows)
+        return rows
+
+    def complete(self, now: float, outputs: Mapping[Key, RowOutput]) -> list[NodeEffect]:
+        """Take in what the rows gave. Keys of others are ignored; a row without output counts as not run."""
+        effects, self._pending = self._pending, []
+        for row, ending in self._flight.land():
+            job = self._stages.running[row.seq]
+            output = outputs.get(row.seq)
+            if ending is not None:
+                effects.append(self._finish(job, ending))
+            elif output is not None:
+                effects += self._advance(now, job, row, output)
+        return effects
 
     def reclaim(self, blocks: int) -> int:
-        """Decode on the same pool needs blocks: preempt the youngest prompts in computation. Returns blocks freed."""
-        raise NotImplementedError
+        """Decode on the same pool needs blocks: preempt the youngest prompts in computation, but for those
+        whose blocks a hand-off knows. Returns how many became available. Not to be called while rows run."""
+        self._flight.must_be_landed()
+        before = self._kv.available
+        for job in sorted(self._stages.running.values(), key=lambda job: -job.number):
+            if self._kv.available - before >= blocks:
+                break
+            if not job.exposed:
+                self._preempt(job)
+        return self._kv.available - before
 
-    def expire(self, now: float) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    # ---- what it says of itself --------------------------------------------------------------------------
 
-    def next_wakeup(self) -> float | None: ...
+    @property
+    def busy(self) -> bool:
+        """A prompt waits or runs (which does not mean that `schedule` finds room for it)."""
+        return bool(self._stages.waiting or self._stages.running)
+
+    def next_wakeup(self) -> float | None:
+        """When `expire` is next due."""
+        return min((d for job in self._stages.alive() if (d := job.seq.deadline_s) is not None), default=None)
 
     def wanted_blocks(self) -> int:
         """Blocks that a starving prompt waits for: others should leave them free (`HandoffSink.pump`)."""
-        raise NotImplementedError
+        return self._admission.wanted_blocks()
 
-    @property
-    def busy(self) -> bool: ...  # type: ignore[empty-body]
+    def stats(self) -> PrefillStats:
+        stages = self._stages
+        unfinished = chain(stages.waiting.values(), stages.running.values())
+        return PrefillStats(
+            waiting=len(stages.waiting),
+            running=len(stages.running),
+            exporting=stages.kept,
+            waiting_tokens=sum(job.seq.remaining for job in unfinished),
+            prefix_queries=self._queries,
+            prefix_hits=self._hits,
+            preemptions=self._preemptions,
+        )
 
-    def stats(self) -> PrefillStats: ...  # type: ignore[empty-body]
+    def owned(self) -> Iterator[list[int]]:
+        """The blocks of each sequence here: every one a reference."""
+        return (job.seq.blocks for job in chain(self._stages.alive(), self._stages.held.values()))
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raise AssertionError unless every job is in one stage, with the phase and blocks it implies."""
+        stages = self._stages
+        jobs = list(chain(stages.alive(), stages.held.values()))
+        assert len({job.seq.key for job in jobs}) == len(jobs), "a job is in two stages"
+        for stage, phase in (
+            (stages.waiting, Phase.QUEUED),
+            (stages.running, Phase.PREFILL),
+            (stages.exporting, Phase.EXPORT),
+            (stages.held, Phase.ENDED),
+        ):
+            for job in stage.values():
+                assert job.seq.phase is phase, f"{job.seq.phase} among {phase}"
+        assert not any(job.seq.blocks for job in stages.waiting.values()), "a waiting prompt holds blocks"
+        for job in stages.running.values():
+            assert len(job.seq.blocks) == self._kv.blocks_for(len(job.seq.token_ids)), "a prompt lacks blocks"
+
+    # ---- parts -------------------------------------------------------------------------------------------
+
+    def _rank(self, job: Job) -> tuple[float, int]:
+        return rank(job, self._limits)
+
+    def _start(self, now: float, job: Job, keep_blocks: int, granted: Mapping[Job, int]) -> bool:
+        victim = None
+        if len(self._stages.running) >= self._limits.max_running:
+            victim = self._slot_of_lower_priority(job, granted)
+            if victim is None:
+                return False
+        if not self._admission.start(job, keep_blocks):
+            return False
+        if victim is not None:
+            self._preempt(victim)
+        seq = job.seq
+        if seq.started_s is None:  # a restart after preemption is not told, nor counted, again
+            seq.started_s = now
+            seq.cached = seq.computed
+            self._queries += len(seq.token_ids)
+            self._hits += seq.cached
+            self._pending.append(Started(seq.key, seq.cached, now - seq.arrived_s))
+        return True
+
+    def _slot_of_lower_priority(self, job: Job, granted: Mapping[Job, int]) -> Job | None:
+        """The youngest prompt of the lowest priority, if that is below the job's."""
+        running = self._stages.running.values()
+        victims = [other for other in running if not other.exposed and other not in granted]
+        worst = max(victims, key=lambda other: (other.seq.request.priority, other.number), default=None)
+        if worst is None or worst.seq.request.priority <= job.seq.request.priority:
+            return None
+        return worst
+
+    def _preempt(self, job: Job) -> None:
+        job.seq.move(Move.PREEMPT)
+        job.seq.drop_kv(self._kv)
+        job.seq.preemptions += 1
+        job.prompt_logprobs.clear()
+        self._preemptions += 1
+        self._stages.move(job, self._stages.waiting)
+
+    def _advance(self, now: float, job: Job, row: Row, output: RowOutput) -> list[NodeEffect]:
+        seq = job.seq
+        seq.computed += row.length
+        seq.publish(self._kv, self._revision)
+        job.prompt_logprobs.extend(output.prompt_logprobs)
+        if seq.remaining:
+            job.exposed = job.pinned
+            return [KvReady(seq.key, seq.computed, tuple(seq.blocks))] if job.pinned else []
+        if output.token_id is None:
+            return [self._finish(job, Ending(FinishReason.ERROR, InternalError("no token was sampled")))]
+        seq.token_ids.append(output.token_id)
+        logprobs = () if output.logprobs is None else (output.logprobs,)
+        tokens = TokensOut(
+            seq.key, seq.output_len - 1, (output.token_id,), logprobs, tuple(job.prompt_logprobs)
+        )
+        finish = finish_of(seq, output.token_id, self._limits.max_model_len)
+        if finish is not None:
+            return [tokens, self._finish(job, Ending(finish))]
+        return [tokens, self._export(now, job)]
+
+    def _export(self, now: float, job: Job) -> Prefilled:
+        seq = job.seq
+        seq.move(Move.PREFILLED)
+        self._stages.move(job, self._stages.exporting)
+        assert seq.started_s is not None
+        return Prefilled(
+            seq.key,
+            tokens=seq.computed,
+            blocks=tuple(seq.blocks),
+            output_ids=tuple(seq.token_ids[seq.prompt_len :]),
+            prefill_s=now - seq.started_s,
+        )
+
+    def _end(self, key: Key, ending: Ending) -> list[NodeEffect]:
+        job = self._stages.get(key)
+        if job is None:
+            return []
+        if key in self._flight:
+            self._flight.defer(key, ending)
+            return []
+        return [self._finish(job, ending)]
+
+    def _finish(self, job: Job, ending: Ending) -> Ended:
+        seq = job.seq
+        seq.move(Move.END)
+        seq.finish = ending.reason
+        if job.pinned and seq.blocks:
+            self._stages.move(job, self._stages.held)
+        else:
+            self._stages.move(job, None)
+            seq.drop_kv(self._kv)
+        return Ended(seq.key, ending.reason, seq.output_len, seq.preemptions, ending.error, ending.silent)

@@ -1,0 +1,90 @@
+"""The prompts of a prefill scheduler, by stage, and the order in which they are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+from baton.core.batch import TokenLogprobs
+from baton.core.node_effects import Key
+from baton.core.sequence import Sequence
+from baton.prefill_node.limits import PrefillLimits
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A prompt and what this node promised about it.
+
+    number: order of arrival. pinned: a hand-off may read its blocks, so they stay until `release`. exposed:
+    it was told which blocks (KvReady), so they cannot be taken back. bypassed: later prompts that started
+    while this one waited for blocks.
+    """
+
+    seq: Sequence
+    number: int
+    pinned: bool
+    exposed: bool = False
+    bypassed: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """An earlier attempt that emitted a token has delivered them already."""
+        request = self.seq.request
+        return request.sampling.prompt_logprobs is not None and not request.output_ids
+
+
+def rank(job: Job, limits: PrefillLimits) -> tuple[float, int]:
+    """Smallest first: the latest instant at which the prompt should go before newer ones.
+
+    Short work first, but a wait of `patience` times its own predicted time puts any prompt before all that
+    come later, so none starves; a TTFT target or a deadline that would be missed then puts it there earlier.
+    """
+    seq = job.seq
+    request = seq.request
+    work_s = seq.remaining * limits.token_s
+    due_s = seq.arrived_s + limits.patience * work_s
+    if request.slo.ttft_s is not None:
+        due_s = min(due_s, seq.arrived_s + max(0.0, request.slo.ttft_s - work_s))
+    if seq.deadline_s is not None:
+        due_s = min(due_s, max(seq.arrived_s, seq.deadline_s - work_s))
+    return due_s + request.priority * limits.priority_s, job.number
+
+
+class Stages:
+    """waiting ──▶ running ──▶ exporting ──▶ gone, and `held`: ended, blocks kept for a hand-off.
+
+    A job is in one of them."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[Key, Job] = {}
+        self.running: dict[Key, Job] = {}
+        self.exporting: dict[Key, Job] = {}
+        self.held: dict[Key, Job] = {}
+
+    def alive(self) -> Iterator[Job]:
+        return chain(self.waiting.values(), self.running.values(), self.exporting.values())
+
+    def get(self, key: Key) -> Job | None:
+        """The job of a request that has not ended."""
+        return self.waiting.get(key) or self.running.get(key) or self.exporting.get(key)
+
+    def known(self, key: Key) -> bool:
+        return key in self.held or self.get(key) is not None
+
+    def move(self, job: Job, stage: dict[Key, Job] | None) -> None:
+        """Take the job out of its stage and, unless it is gone, put it into another."""
+        for other in (self.waiting, self.running, self.exporting, self.held):
+            other.pop(job.seq.key, None)
+        if stage is not None:
+            stage[job.seq.key] = job
+
+    @property
+    def kept(self) -> int:
+        """Jobs that are done here and whose blocks wait for a hand-off."""
+        return len(self.exporting) + len(self.held)
+
+    @property
+    def kept_blocks(self) -> int:
+        return sum(len(job.seq.blocks) for job in chain(self.exporting.values(), self.held.values()))
