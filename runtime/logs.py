@@ -1,0 +1,66 @@
+"""Structured logs on standard error, the same for our own code and for libraries that use `logging`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from baton.runtime.config import LoggingConfig
+
+
+def configure_logs(config: LoggingConfig, process: str) -> None:
+    """Set up this process's logs. process: its name in every line, like `prefill-0`."""
+    level = logging.getLevelNamesMapping()[config.level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _ProcessName(process),
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    render = _renderers(config)
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.INFO))
+
+
+class _ProcessName:
+    """Not a context variable: those are not seen by other threads."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event["process"] = self._name
+        return event
+
+
+def _renderers(config: LoggingConfig) -> list[Processor]:
+    if config.format == "json":
+        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+@contextlib.contextmanager
+def request_context(request_id: str) -> Iterator[None]:
+    """Every line logged inside (in this task) carries the request's id."""
+    with structlog.contextvars.bound_contextvars(request_id=request_id):
+        yield
