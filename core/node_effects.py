@@ -118,13 +118,14 @@ class Fence:
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Committed: to DecodeScheduler.admit. computed: positions [0, computed) are in `blocks`. The request's
-    output_ids hold the tokens sampled so far."""
+    output_ids hold the tokens sampled so far. router_id: as given with the reservation."""
 
     request: Request
     blocks: tuple[int, ...]
     computed: int
     cached_tokens: int
     deadline_s: float | None
+    router_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,118 @@
+"""What the event loop asks of the engine thread. Values in a mailbox; nothing is answered but by effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.core.errors import BatonError
+from baton.core.load import Role
+from baton.core.node_effects import Key
+from baton.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A new request. in_place: decode goes on here, no hand-off. deadline_s: on this node's clock."""
+
+    request: Request
+    deadline_s: float | None
+    in_place: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AbortKeys:
+    """End these requests wherever they are. The router asked: it is not told."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The hand-off of this request cannot succeed: the attempt is over, the router is told why."""
+
+    key: Key
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class ExportEnded:
+    """The hand-off of this request is over (done or given up) and no write reads its blocks any more."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    link: str
+    transfer_id: int
+    request: Request
+    router_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    link: str
+    transfer_id: int
+    tokens: int
+    output_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The writer promises to write no more of this transfer: by itself, or (revoked) because we asked."""
+
+    link: str
+    transfer_id: int
+    revoked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    link: str
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReturned:
+    """A writer that had a link before said Hello again: all its earlier writes are over."""
+
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBeat:
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterDead:
+    """The process behind a link is gone: it can write no more."""
+
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetRole:
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class SetDraining:
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Ask for the keys of all findable blocks; comes back as `core.SnapshotOut` with the same token."""
+
+    token: int
+
+
+SinkCommand = Reserve | Commit | Abandon | Fenced | LinkReturned | LinkBeat | LinkLost | WriterDead
+
+Command = Add | AbortKeys | Fail | ExportEnded | SetRole | SetDraining | Snapshot | SinkCommand

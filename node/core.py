@@ -1,0 +1,267 @@
+"""Both roles of a node over one block pool: the pure heart that the engine thread turns.
+
+prefill scheduler ──Prefilled──▶ the hand-off, on the event loop ──ExportEnded──▶ KV given back
+       │ in place
+       ▼
+decode scheduler  ◀──Admit── hand-off sink ◀── Reserve / Commit of prefill nodes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.core.batch import Row, StepOutput
+from baton.core.errors import BatonError
+from baton.core.kvcache import KvCache, KvEvents
+from baton.core.load import LoadReport, Role
+from baton.core.node_effects import (
+    Admit,
+    Ended,
+    Key,
+    KvReady,
+    NodeEffect,
+    Prefilled,
+    SinkEffect,
+)
+from baton.core.request import FinishReason, Request
+from baton.decode_node.scheduler import DecodeScheduler
+from baton.kv_transfer.handoff_sink import HandoffSink
+from baton.node import commands as cmd
+from baton.node.samples import StepSamples
+from baton.prefill_node.scheduler import PrefillScheduler
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOut:
+    token: int
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvChange:
+    events: KvEvents
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A hand-off was committed: from here on this node tells router_id of the request."""
+
+    key: Key
+    router_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOut:
+    load: LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimits:
+    """max_batch_tokens: of one step. max_running: decode rows of one step, as told to routers."""
+
+    max_batch_tokens: int
+    max_running: int
+
+
+Out = NodeEffect | SinkEffect | Admitted | SnapshotOut | KvChange | LoadOut | BaseException
+
+
+class NodeCore:
+    """Commands in, rows to run out, step results in, effects out (`drain`). No clock, no I/O."""
+
+    def __init__(
+        self,
+        kv: KvCache,
+        prefill: PrefillScheduler,
+        decode: DecodeScheduler,
+        sink: HandoffSink,
+        role: Role,
+        limits: CoreLimits,
+    ) -> None:
+        self.kv = kv
+        self.prefill = prefill
+        self.decode = decode
+        self.sink = sink
+        self.role = role
+        self.draining = False
+        self._limits = limits
+        self._in_place: set[Key] = set()
+        self._rows: tuple[Row, ...] = ()
+        self._decode_rows = 0
+        self._outs: list[Out] = []
+        self._samples = StepSamples()
+        self._steps = 0
+        self._reports = 0
+        self._changed = True
+
+    @property
+    def has_work(self) -> bool:
+        return self.prefill.busy or self.decode.busy
+
+    # ---- in ----------------------------------------------------------------------------------------------
+
+    def handle(self, now: float, command: cmd.Command) -> None:
+        self._changed = True
+        match command:
+            case cmd.Add(request, deadline_s, in_place):
+                self._add(now, request, deadline_s, in_place)
+            case cmd.AbortKeys(keys):
+                for key in keys:
+                    self._abort(now, key)
+            case cmd.Fail(key, error):
+                self._emit(now, self.prefill.fail(key, error))
+            case cmd.ExportEnded(key):
+                self.prefill.release(key)
+            case cmd.SetRole(role):
+                self.role = role
+            case cmd.SetDraining(draining):
+                self.draining = draining
+            case cmd.Snapshot(token):
+                self._kv_changes()
+                self._outs.append(SnapshotOut(token, tuple(self.kv.index.keys())))
+            case _:
+                self._sunk(now, self._sink(now, command))
+
+    def _sink(self, now: float, command: cmd.SinkCommand) -> Iterable[SinkEffect]:
+        sink = self.sink
+        match command:
+            case cmd.Reserve(link, transfer_id, request, router_id):
+                return sink.reserve(now, link, transfer_id, request, router_id)
+            case cmd.Commit(link, transfer_id, tokens, output_ids):
+                return sink.commit(now, link, transfer_id, tokens, output_ids)
+            case cmd.Abandon(link, transfer_id, revoked):
+                return (sink.revoked if revoked else sink.abandon)(now, link, transfer_id)
+            case cmd.Fenced(link, transfer_id):
+                return sink.fenced(link, transfer_id)
+            case cmd.LinkReturned(link):
+                return sink.writer_returned(now, link)
+            case cmd.LinkBeat(link):
+                return sink.beat(now, link)
+            case cmd.LinkLost(link):
+                return sink.link_lost(now, link)
+            case cmd.WriterDead(link):
+                return sink.writer_dead(now, link)
+
+    def tick(self, now: float) -> None:
+        """Deadlines, leases, and reservations that now find room."""
+        self._emit(now, self.prefill.expire(now))
+        self._emit(now, self.decode.expire(now))
+        self._sunk(now, self.sink.expire(now))
+        keep = self.decode.headroom_blocks() + self.prefill.wanted_blocks()
+        self._sunk(now, self.sink.pump(now, keep))
+
+    def next_wakeup(self) -> float | None:
+        times = [self.prefill.next_wakeup(), self.decode.next_wakeup(), self.sink.next_wakeup()]
+        return min((t for t in times if t is not None), default=None)
+
+    # ---- a step ------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> tuple[Row, ...]:
+        """Decode rows first, prefill chunks with what is left of the token budget."""
+        rows = self.decode.schedule(now, self._limits.max_batch_tokens)
+        budget = self._limits.max_batch_tokens - sum(row.length for row in rows)
+        self._decode_rows = len(rows)
+        if budget > 0:
+            rows = rows + self.prefill.schedule(now, budget)
+        self._rows = tuple(rows)
+        return self._rows
+
+    def take_dirty(self) -> tuple[int, ...]:
+        return tuple(self.kv.take_dirty())
+
+    def complete(self, now: float, output: StepOutput) -> None:
+        self._changed = True
+        self._steps += 1
+        self._samples.add(self._rows, self._decode_rows, output.duration_s)
+        outputs = {row.seq: row for row in output.rows}
+        decode = {row.seq: outputs[row.seq] for row in self._rows[: self._decode_rows]}
+        prefill = {row.seq: outputs[row.seq] for row in self._rows[self._decode_rows :]}
+        self._rows = ()
+        self._emit(now, self.decode.complete(now, decode))
+        self._emit(now, self.prefill.complete(now, prefill))
+
+    # ---- out ---------------------------------------------------------------------------------------------
+
+    def drain(self) -> list[Out]:
+        """Everything to be done or known since the last call, in order; a load report last if it changed."""
+        self._kv_changes()
+        if self._changed:
+            self._changed = False
+            self._outs.append(LoadOut(self.load()))
+        outs, self._outs = self._outs, []
+        return outs
+
+    def load(self) -> LoadReport:
+        prefill, decode, sink = self.prefill.stats(), self.decode.stats(), self.sink.stats()
+        self._reports += 1
+        prefill_samples, decode_samples = self._samples.take()
+        return LoadReport(
+            seq=self._reports,
+            role=self.role,
+            draining=self.draining,
+            waiting=prefill.waiting + decode.waiting,
+            running=prefill.running + decode.running,
+            exporting=prefill.exporting,
+            reserved=sink.reserved + sink.waiting,
+            waiting_tokens=prefill.waiting_tokens,
+            context_tokens=decode.context_tokens,
+            blocks_total=self.kv.pool.usable,
+            blocks_free=self.kv.available,
+            block_size=self.kv.block_size,
+            quarantined=self.kv.pool.quarantined,
+            max_running=self._limits.max_running,
+            steps=self._steps,
+            prefill_samples=prefill_samples,
+            decode_samples=decode_samples,
+        )
+
+    def check(self) -> None:
+        self.kv.check()
+        self.prefill.check()
+        self.decode.check()
+        self.sink.check()
+
+    # ---- inside ------------------------------------------------------------------------------------------
+
+    def _add(self, now: float, request: Request, deadline_s: float | None, in_place: bool) -> None:
+        key = (request.id, request.attempt)
+        try:
+            self.prefill.add(now, request, deadline_s, remote=not in_place)
+        except BatonError as error:
+            self._outs.append(Ended(key, FinishReason.ERROR, len(request.output_ids), error=error))
+            return
+        if in_place:
+            self._in_place.add(key)
+
+    def _abort(self, now: float, key: Key) -> None:
+        self._emit(now, self.prefill.abort(key, silent=True))
+        self._emit(now, self.decode.abort(key, silent=True))
+        self._sunk(now, self.sink.abort(now, key))
+
+    def _emit(self, now: float, effects: Iterable[NodeEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case KvReady(key) if key in self._in_place:
+                    continue
+                case Prefilled(key) if key in self._in_place:
+                    self._in_place.remove(key)
+                    self._emit(now, self.decode.adopt(now, self.prefill.take(key)))
+                    continue
+                case Ended(key):
+                    self._in_place.discard(key)
+            self._outs.append(effect)
+
+    def _sunk(self, now: float, effects: Iterable[SinkEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Admit):
+                request = effect.request
+                self._outs.append(Admitted((request.id, request.attempt), effect.router_id))
+                self._emit(now, self.decode.admit(now, effect))
+            else:
+                self._outs.append(effect)
+
+    def _kv_changes(self) -> None:
+        events = self.kv.drain_events()
+        if events.stored or events.removed:
+            self._outs.append(KvChange(events))

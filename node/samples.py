@@ -1,0 +1,40 @@
+"""Step times by kind of work, for the routers' cost models. Mixed steps say nothing about either kind."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from baton.core.batch import Row
+
+KEEP = 64
+
+Sample = tuple[int, int, float]
+
+
+class StepSamples:
+    """The latest KEEP measurements of each kind since the last `take`."""
+
+    def __init__(self) -> None:
+        self._prefill: deque[Sample] = deque(maxlen=KEEP)
+        self._decode: deque[Sample] = deque(maxlen=KEEP)
+
+    def add(self, rows: Sequence[Row], decode_rows: int, seconds: float) -> None:
+        if decode_rows == len(rows):
+            context = sum(row.context for row in rows)
+            self._decode.append((len(rows), context, seconds))
+        elif decode_rows == 0:
+            self._prefill.append((*_as_one_chunk(rows), seconds))
+
+    def take(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+        prefill, decode = tuple(self._prefill), tuple(self._decode)
+        self._prefill.clear()
+        self._decode.clear()
+        return prefill, decode
+
+
+def _as_one_chunk(rows: Sequence[Row]) -> tuple[int, int]:
+    """(n, c) of a single chunk with the same token count and attention work n * (c + n/2) as `rows`."""
+    tokens = sum(row.length for row in rows)
+    work = sum(row.length * (row.start + row.length / 2) for row in rows)
+    return tokens, max(0, round(work / tokens - tokens / 2))
