@@ -94,7 +94,7 @@ class BlockPool:
                 self._free.append(block)
 
     def quarantine(self, blocks: Iterable[int]) -> None:
-        """Take blocks with exactly one owner away from it and out of circulation. ValueError: nothing taken."""
+        """Take blocks with one owner away from it, out of circulation. ValueError: nothing was taken."""
         blocks = list(blocks)
         for block in blocks:
             if self._refs.get(block) != 1:

@@ -16,7 +16,8 @@ from baton.core.prefix import PrefixIndex
 
 @dataclass(slots=True)
 class KvEvents:
-    """What became findable and what no longer is, since the last drain: keys of `prefix.chain`."""
+    """The net change of what is findable since the last drain: keys of `prefix.chain`. No key is in both, so
+    the order in which they are applied does not matter."""
 
     stored: list[bytes] = field(default_factory=list)
     removed: list[bytes] = field(default_factory=list)
@@ -33,7 +34,8 @@ class KvCache:
         self.prefix_caching = prefix_caching
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
-        self._events = KvEvents()
+        self._stored: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
         self._dirty: list[int] = []
 
     @property
@@ -66,7 +68,7 @@ class KvCache:
         while self.pool.free < count:
             victim = self.pool.oldest_idle()
             assert victim is not None
-            self._events.removed.append(self.index.remove(victim))
+            _note(self.index.remove(victim), self._removed, undoes=self._stored)
             self.pool.evict(victim)
         blocks = self.pool.allocate(count)
         self._dirty.extend(blocks)
@@ -75,7 +77,7 @@ class KvCache:
     def publish(self, key: bytes, block: int) -> None:
         """A full, computed block becomes findable."""
         if self.prefix_caching and self.index.insert(key, block):
-            self._events.stored.append(key)
+            _note(key, self._stored, undoes=self._removed)
 
     def release(self, blocks: Sequence[int]) -> None:
         self.pool.release(blocks, self.index.cached)
@@ -96,7 +98,8 @@ class KvCache:
         return dirty
 
     def drain_events(self) -> KvEvents:
-        events, self._events = self._events, KvEvents()
+        events = KvEvents(list(self._stored), list(self._removed))
+        self._stored, self._removed = {}, {}
         return events
 
     def check(self) -> None:
@@ -107,3 +110,11 @@ class KvCache:
             assert self.pool.refs(block) > 0 or block in self.pool._idle, "a free block is findable"
         for block in self.pool._idle:
             assert block in self.index.cached, "an idle block cannot be found"
+
+
+def _note(key: bytes, change: dict[bytes, None], *, undoes: dict[bytes, None]) -> None:
+    """Record a change, unless it takes back one that nobody has heard of yet."""
+    if key in undoes:
+        del undoes[key]
+    else:
+        change[key] = None

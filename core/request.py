@@ -148,9 +148,10 @@ class Request:
             raise InvalidArgument(
                 f"{self.sampling.min_tokens} is more than max_tokens {self.max_tokens}", field="min_tokens"
             )
-        if len(self.output_ids) >= self.output_limit(max_model_len):
+        limit = self.output_limit(max_model_len)
+        if len(self.output_ids) >= limit:
             raise InvalidArgument(
-                f"holds {len(self.output_ids)} tokens already, the limit is {self.output_limit(max_model_len)}",
+                f"holds {len(self.output_ids)} tokens, nothing is left of the limit of {limit}",
                 field="output_ids",
             )
         self.slo.validate()
@@ -163,7 +164,9 @@ class Request:
 
 
 def check_token_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    """Raise InvalidArgument if an id is outside [0, vocab_size)."""
+    """Raise InvalidArgument if an id is no int or outside [0, vocab_size)."""
+    if not set(map(type, ids)) <= {int}:  # exactly int: a bool or a numpy integer would not survive the wire
+        raise InvalidArgument("token ids must be integers", field=name)
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         position, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocab_size)
         raise InvalidArgument(
