@@ -1,7 +1,7 @@
 """Choose one token from one row of logits: temperature, top_k, top_p, min_p, then invert the CDF.
 
-Host arrays in fp64 on purpose: the choice is then the same whatever device made the logits, and depends on nothing
-but the row. Candidate ids are kept in ascending order throughout: the CDF runs over ids.
+Host arrays in fp64 on purpose: the choice is then the same whatever device made the logits, and depends on
+nothing but the row. Candidate ids are kept in ascending order throughout: the CDF runs over ids.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sample(logits: Floats, sampling: SamplingParams, noise: float) -> int:
 
 
 def top_ids(values: Floats, count: int) -> Ids:
-    """Ids of the `count` largest values, ascending; among equal values the lowest ids. count <= len(values)."""
+    """Ids of the `count` largest values, ascending; among equal values the lowest ids."""
     if count >= len(values):
         return np.arange(len(values))
     # torch's selection is several times quicker than numpy's, and only its k-th value is used: no tie rule.
@@ -67,16 +67,16 @@ def _scaled(logits: Floats, temperature: float) -> Floats:
 def _nucleus(scaled: Floats, weights: Floats, top_p: float) -> Ids:
     """Positions of the smallest set of most likely tokens holding at least `top_p` of the mass, ascending.
 
-    Among equally likely ones the lowest positions are taken. Sorting a whole vocabulary costs milliseconds, so
-    only what is near the boundary is sorted: a shortlist where the mass is concentrated, else the bucket of a
-    histogram over `scaled` in which the boundary falls.
+    Among equally likely ones the lowest positions are taken. Sorting a whole vocabulary costs milliseconds,
+    so only what is near the boundary is sorted: a shortlist where the mass is concentrated, else the bucket
+    of a histogram over `scaled` in which the boundary falls.
     """
     need = top_p * float(weights.sum())
     shortlist = np.flatnonzero(weights >= 1e-3)
     if len(shortlist) <= _SHORTLIST and float(weights[shortlist].sum()) >= need:
         return shortlist[_prefix(weights[shortlist], need)]
     depth = min(-float(scaled.min()), _DEEPEST) or 1.0
-    bucket = np.minimum(np.maximum(scaled, -depth) * (-_BUCKETS / depth), _BUCKETS - 1).astype(np.int64)
+    bucket = (np.maximum(scaled, -depth) * ((1 - _BUCKETS) / depth)).astype(np.int32)
     mass = np.cumsum(np.bincount(bucket, weights=weights, minlength=_BUCKETS))
     edge = min(int(np.searchsorted(mass, need)), _BUCKETS - 1)
     before = float(mass[edge - 1]) if edge else 0.0

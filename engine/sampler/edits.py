@@ -1,7 +1,7 @@
 """Everything that changes logits before a token is chosen. One row at a time, in fp64.
 
-Order: repetition penalty, presence and frequency penalties, logit_bias, bad ids, min_tokens. Only ids that are
-touched are computed on, so a row with a long history costs its history, not vocabulary-sized Python work.
+Order: repetition penalty, presence and frequency penalties, logit_bias, bad ids, min_tokens. Only ids that
+are touched are computed on, so a row with a long history costs its history, not the vocabulary in Python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from baton.core.batch import Row
 from baton.core.request import LOGIT_BIAS_LIMIT, SamplingParams
 
-# Penalties may be any finite number; past this the logit is as good as banned or certain, and sums stay finite.
+# Penalties may be any finite number; past this a logit is as good as banned or certain, and sums stay finite.
 _HUGE = 1e300
 
 
@@ -32,9 +32,9 @@ def has_edits(row: Row) -> bool:
 def edited(logits: NDArray[np.float64], row: Row) -> NDArray[np.float64]:
     """`logits` [vocab] with the row's edits; may be changed in place. Banned ids are -inf.
 
-    If bans and min_tokens together leave no token, min_tokens is waived for this step (the request ends early);
-    if the bans alone leave none, they are: a request that forbids its whole vocabulary still gets the most
-    likely tokens instead of an error in the middle of its stream.
+    If bans and min_tokens together leave no token, min_tokens is waived for this step (the request ends
+    early); if the bans alone leave none, they are: a request that forbids its whole vocabulary still gets the
+    most likely tokens instead of an error in the middle of its stream.
     """
     sampling = row.sampling
     _penalize(logits, row)
@@ -70,7 +70,7 @@ def _ending_ids(row: Row) -> list[int]:
 
 def _penalize(logits: NDArray[np.float64], row: Row) -> None:
     """CTRL's repetition penalty (arXiv:1909.05858, section 4.1) over prompt and output: positive logits are
-    divided by it, others multiplied. Presence and frequency penalties (OpenAI's definition) over output only."""
+    divided by it, others multiplied. Presence and frequency penalties (OpenAI's formula) over output only."""
     sampling = row.sampling
     if sampling.repetition_penalty != 1.0:
         seen = np.unique(np.asarray(row.history, dtype=np.int64))

@@ -12,12 +12,15 @@ Floats = NDArray[np.float64]
 
 
 def token_logprobs(logits: Floats, token_id: int, count: int) -> TokenLogprobs:
-    """Logprobs of `token_id` and of the `count` most likely tokens. logits: [vocab], no NaN.
+    """Logprobs of `token_id` and of the `count` most likely tokens. logits: [vocab].
 
     The list is best first, lowest id first among equals, and has min(count, vocab) entries whether the chosen
-    token is among them or not. log(0) is given as LOGPROB_FLOOR.
+    token is among them or not. log(0) is given as LOGPROB_FLOOR, and so is everything where NaN leaves no
+    distribution (with an empty list).
     """
     best = float(logits.max())
+    if np.isnan(best):
+        return TokenLogprobs(token_id, LOGPROB_FLOOR)
     if np.isinf(best):  # all -inf: nothing is likely; some +inf: those share everything
         logits = np.where(logits == np.inf, 0.0, -np.inf)
         best = 0.0

@@ -29,10 +29,10 @@ class Sampler:
         self.vocab_size = vocab_size
 
     def __call__(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenLogprobs | None]]:
-        """One (token id, logprobs if asked for) per row. logits: [len(rows), >= vocab_size], any float dtype.
+        """One (token id, logprobs if asked for) per row. logits: [len(rows), >= vocab_size].
 
-        A row whose logits hold NaN, or nothing but -inf, has no distribution: it gets (NO_TOKEN, None), and the
-        caller fails that request alone.
+        A row whose logits hold NaN, or nothing but -inf, has no distribution: it gets (NO_TOKEN, None), and
+        the caller fails that request alone. Any float dtype, any device.
         """
         if not rows:
             return []
@@ -47,9 +47,9 @@ class Sampler:
     def prompt_logprobs(
         self, logits: torch.Tensor, next_ids: Sequence[int], k: int
     ) -> tuple[TokenLogprobs, ...]:
-        """Logprobs of each position's following prompt token. logits: [len(next_ids), >= vocab_size]; k: list size.
+        """Logprobs of the prompt token that follows each position, and of its k most likely ones.
 
-        Positions without a distribution (NaN) give LOGPROB_FLOOR and an empty list.
+        logits: [len(next_ids), >= vocab_size]. A position with NaN gives LOGPROB_FLOOR and an empty list.
         """
         table = self._host(logits)
         return tuple(
