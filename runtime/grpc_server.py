@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from baton.core.errors import FailedPrecondition
+from baton.runtime.addresses import join_address
 from baton.runtime.grpc_channel import TransportOptions, channel, sync_channel
 from baton.runtime.grpc_interceptor import EdgeInterceptor, OnRpc
 
@@ -59,7 +60,7 @@ class GrpcServer:
     @property
     def address(self) -> str:
         """host:port that was bound."""
-        return _join(self._options.host, self.port)
+        return join_address(self._options.host, self.port)
 
     def add(self, service: str, register: Callable[[Any, Any], None], servicer: Any) -> None:
         """Serve `service` (its full name) by `servicer`; register: the generated add_..._to_server."""
@@ -73,7 +74,7 @@ class GrpcServer:
         reflection.enable_server_reflection(names, self._server)
         self._server.add_generic_rpc_handlers((_reflection_v1(names),))
         await self.set_serving(False)
-        address = _join(self._options.host, self._options.port)
+        address = join_address(self._options.host, self._options.port)
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:
@@ -111,10 +112,6 @@ def _reflection_v1(names: list[str]) -> grpc.GenericRpcHandler[Any, Any]:
             )
         },
     )
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def _why_not(options: ServerOptions, error: Exception | None) -> str:
