@@ -1,52 +1,243 @@
-"""Which sequences a node generates, and what gives way when KV blocks run out. Pure; runs in the engine thread."""
+"""Which sequences a node generates, and who gives way when KV blocks run out. Pure; in the engine thread.
+
+admit / adopt ──▶ ready ──slot──▶ running ──finish──▶ gone
+                    ▲                │
+                    └─────preempt────┘ (KV given back; computed again from the tokens, or found in the cache)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from baton.core.batch import Row, RowOutput
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, DeadlineExceeded, InternalError
+from baton.core.flight import Ending, Flight, row_for
 from baton.core.kvcache import KvCache
-from baton.core.node_effects import Admit, Key, NodeEffect
-from baton.core.sequence import Sequence
+from baton.core.node_effects import Admit, Ended, Key, NodeEffect, TokensOut
+from baton.core.phase import Move, Phase
+from baton.core.request import FinishReason
+from baton.core.sequence import Sequence, finish_of
 from baton.decode_node.limits import DecodeLimits, DecodeStats
+from baton.decode_node.residents import Residents
 
 
 class DecodeScheduler:
-    """Step: `schedule` -> run the rows -> `complete`. Between the two only admit, adopt, abort, fail are called.
+    """Step: `schedule` -> run the rows -> `complete`. Between the two only admit, adopt, abort, fail and
+    expire are called.
 
-    reclaim: takes blocks back from prompts on the same pool (PrefillScheduler.reclaim), before a sequence here
-    is preempted. revision: the model's identity in prefix keys.
+    reclaim: takes blocks back from prompts on the same pool (PrefillScheduler.reclaim), before a sequence
+    here is preempted. revision: the model's identity in prefix keys.
     """
 
     def __init__(
         self, kv: KvCache, limits: DecodeLimits, revision: str, reclaim: Callable[[int], int] | None = None
     ) -> None:
-        raise NotImplementedError
+        self._kv = kv
+        self._limits = limits
+        self._revision = revision
+        self._reclaim = reclaim or (lambda blocks: 0)
+        self._residents = Residents(limits)
+        self._flight = Flight()
+        self._preemptions = 0
+        self._recomputed = 0
 
-    def admit(self, now: float, admit: Admit) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    # ---- sequences come and go ---------------------------------------------------------------------------
 
-    def adopt(self, now: float, sequence: Sequence) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    def admit(self, now: float, admit: Admit) -> list[NodeEffect]:
+        """A committed hand-off: its blocks, with all but the last token's KV, change owner."""
+        seq = Sequence(admit.request, Phase.RESERVED, arrived_s=now, deadline_s=admit.deadline_s)
+        seq.blocks = list(admit.blocks)
+        seq.computed = admit.computed
+        seq.cached = admit.cached_tokens
+        seq.move(Move.COMMIT)
+        return self.adopt(now, seq)
 
-    def abort(self, key: Key, *, silent: bool = False) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    def adopt(self, now: float, sequence: Sequence) -> list[NodeEffect]:
+        """A sequence prefilled on this very node (PrefillScheduler.take), KV and all."""
+        if self._residents.get(sequence.key) is not None:  # a second hand-off of it: the first goes on
+            sequence.drop_kv(self._kv)
+            return []
+        self._residents.ready[sequence.key] = sequence
+        sequence.publish(self._kv, self._revision)
+        if sequence.output_len >= sequence.request.output_limit(self._limits.max_model_len):
+            return [self._finish(sequence, Ending(FinishReason.LENGTH))]
+        return []
 
-    def fail(self, key: Key, error: BatonError) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    def abort(self, key: Key, *, silent: bool = False) -> list[NodeEffect]:
+        """End a sequence in whatever phase it is. Unknown or ended: nothing happens. One in the batch that
+        runs right now gets its Ended from `complete`."""
+        return self._end(key, Ending(FinishReason.CANCELLED, silent=silent))
 
-    def schedule(self, now: float, budget_tokens: int) -> list[Row]: ...  # type: ignore[empty-body]
+    def fail(self, key: Key, error: BatonError) -> list[NodeEffect]:
+        """As `abort`, with an error."""
+        return self._end(key, Ending(FinishReason.ERROR, error))
 
-    def complete(self, now: float, outputs: Mapping[Key, RowOutput]) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    def expire(self, now: float) -> list[NodeEffect]:
+        """End what is past its deadline."""
+        late = [seq for seq in self._residents.all() if seq.deadline_s is not None and seq.deadline_s <= now]
+        error = DeadlineExceeded("the deadline passed during decode")
+        return [effect for seq in late for effect in self.fail(seq.key, error)]
 
-    def expire(self, now: float) -> list[NodeEffect]: ...  # type: ignore[empty-body]
+    # ---- one step ----------------------------------------------------------------------------------------
 
-    def next_wakeup(self) -> float | None: ...
+    def schedule(self, now: float, budget_tokens: int) -> list[Row]:
+        """One token for each running sequence, then pieces of what must be computed again."""
+        self._flight.must_be_landed()
+        self._fill_slots()
+        rows: list[Row] = []
+        for seq in self._residents.batch():
+            if len(rows) == budget_tokens:
+                break
+            preempted = seq.phase is not Phase.DECODE  # for one before it, just now
+            if not preempted and seq.remaining == 1 and self._cover(seq):
+                rows.append(row_for(seq, 1))
+        left = budget_tokens - len(rows)
+        for seq in self._residents.batch():
+            count = min(seq.remaining, self._limits.chunk_tokens, left)
+            if seq.remaining > 1 and count > 0:
+                rows.append(row_for(seq, count))
+                left -= count
+        self._flight.depart(rows)
+        return rows
+
+    def complete(self, now: float, outputs: Mapping[Key, RowOutput]) -> list[NodeEffect]:
+        """Take in what the rows gave. Keys of others are ignored; a row without output counts as not run."""
+        effects: list[NodeEffect] = []
+        for row, ending in self._flight.land():
+            seq = self._residents.running[row.seq]
+            output = outputs.get(row.seq)
+            if ending is not None:
+                effects.append(self._finish(seq, ending))
+            elif output is not None:
+                effects += self._advance(seq, row, output)
+        return effects
+
+    # ---- what it says of itself --------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """A sequence runs or waits (which does not mean that `schedule` finds room for it)."""
+        return bool(self._residents.running or self._residents.ready)
+
+    def next_wakeup(self) -> float | None:
+        """When `expire` is next due."""
+        deadlines = (seq.deadline_s for seq in self._residents.all() if seq.deadline_s is not None)
+        return min(deadlines, default=None)
 
     def headroom_blocks(self) -> int:
         """Blocks to leave free for what is here already: growth of the batch, and preempted sequences."""
-        raise NotImplementedError
+        lacking = sum(self._needs(seq) for seq in self._residents.ready.values() if not seq.blocks)
+        return min(self._kv.pool.usable, len(self._residents.running) + lacking)
 
-    @property
-    def busy(self) -> bool: ...  # type: ignore[empty-body]
+    def stats(self) -> DecodeStats:
+        running = self._residents.running.values()
+        return DecodeStats(
+            waiting=len(self._residents.ready),
+            running=len(running),
+            context_tokens=sum(seq.computed for seq in running),
+            preemptions=self._preemptions,
+            recomputed_tokens=self._recomputed,
+        )
 
-    def stats(self) -> DecodeStats: ...  # type: ignore[empty-body]
+    def owned(self) -> Iterator[list[int]]:
+        """The blocks of each sequence here: every one a reference."""
+        return (seq.blocks for seq in self._residents.all())
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Raise AssertionError unless each sequence is in one place, with the phase and blocks it implies."""
+        residents = self._residents
+        assert not residents.running.keys() & residents.ready.keys(), "a sequence is in two places"
+        assert len(residents.running) <= self._limits.max_running, "the batch is too large"
+        assert all(seq.phase is Phase.DECODE for seq in residents.running.values())
+        assert all(seq.phase is Phase.READY for seq in residents.ready.values())
+        for seq in residents.all():
+            assert 0 <= seq.computed < len(seq.token_ids), "the last token's KV is computed, or none is left"
+            assert self._kv.blocks_for(seq.computed) <= len(seq.blocks), "computed KV has no block"
+            assert len(seq.blocks) <= self._needs(seq), "a sequence holds more blocks than it can use"
+
+    # ---- parts -------------------------------------------------------------------------------------------
+
+    def _needs(self, seq: Sequence) -> int:
+        return self._kv.blocks_for(len(seq.token_ids))
+
+    def _fill_slots(self) -> None:
+        for seq in self._residents.queue():
+            free, leaver = self._residents.slot_for(seq)
+            if not free:
+                break
+            if not seq.blocks and not self._restore(seq):
+                continue  # those behind it hold their KV already: letting them run gives blocks back
+            if leaver is not None:
+                self._residents.pause(leaver)
+            self._residents.run(seq)
+
+    def _restore(self, seq: Sequence) -> bool:
+        """Blocks for a preempted sequence, all at once, but none that the batch will want soon."""
+        kv, total = self._kv, len(seq.token_ids)
+        seq.extend_keys(kv.block_size, total - 1, self._revision)
+        found = kv.match(seq.keys[: (total - 1) // kv.block_size])
+        need = kv.blocks_for(total) - len(found)
+        if need + len(self._residents.running) > kv.available:
+            kv.release(found)
+            return False
+        seq.blocks = found + kv.allocate(need)
+        seq.computed = len(found) * kv.block_size
+        seq.published = len(found)
+        return True
+
+    def _cover(self, seq: Sequence) -> bool:
+        """A block for the position that is computed next, whoever must give way. False: not in this step."""
+        need = self._needs(seq) - len(seq.blocks)
+        while need > self._kv.available:
+            if self._reclaim(need - self._kv.available) > 0:
+                continue
+            last = self._residents.last_holder()
+            if last is seq and not self._others_hold_blocks(seq):
+                return False  # held by hand-offs under way: they end by themselves, or by their leases
+            assert last is not None
+            self._preempt(last)
+            if last is seq:
+                return False
+        if need > 0:
+            seq.blocks += self._kv.allocate(need)
+        return True
+
+    def _others_hold_blocks(self, seq: Sequence) -> bool:
+        return any(other.blocks for other in self._residents.all() if other is not seq)
+
+    def _preempt(self, seq: Sequence) -> None:
+        if seq.phase is Phase.DECODE:
+            self._residents.pause(seq)
+        seq.drop_kv(self._kv)
+        seq.preemptions += 1
+        self._preemptions += 1
+
+    def _advance(self, seq: Sequence, row: Row, output: RowOutput) -> list[NodeEffect]:
+        seq.computed += row.length
+        seq.publish(self._kv, self._revision)
+        self._recomputed += row.length - 1 if row.sample else row.length
+        if not row.sample:
+            return []
+        if output.token_id is None:
+            return [self._finish(seq, Ending(FinishReason.ERROR, InternalError("no token was sampled")))]
+        seq.token_ids.append(output.token_id)
+        logprobs = () if output.logprobs is None else (output.logprobs,)
+        tokens = TokensOut(seq.key, seq.output_len - 1, (output.token_id,), logprobs)
+        finish = finish_of(seq, output.token_id, self._limits.max_model_len)
+        return [tokens] if finish is None else [tokens, self._finish(seq, Ending(finish))]
+
+    def _end(self, key: Key, ending: Ending) -> list[NodeEffect]:
+        seq = self._residents.get(key)
+        if seq is None:
+            return []
+        if key in self._flight:
+            self._flight.defer(key, ending)
+            return []
+        return [self._finish(seq, ending)]
+
+    def _finish(self, seq: Sequence, ending: Ending) -> Ended:
+        self._residents.remove(seq)
+        seq.move(Move.END)
+        seq.finish = ending.reason
+        seq.drop_kv(self._kv)
+        return Ended(seq.key, ending.reason, seq.output_len, seq.preemptions, ending.error, ending.silent)

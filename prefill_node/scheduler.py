@@ -111,7 +111,7 @@ class PrefillScheduler:
     # ---- one step ----------------------------------------------------------------------------------------
 
     def schedule(self, now: float, budget_tokens: int, keep_blocks: int = 0) -> list[Row]:
-        """Rows of at most budget_tokens in all; prompts that fit start. keep_blocks: starts leave them free."""
+        """Rows of at most budget_tokens in all, starting prompts. keep_blocks: starts leave them free."""
         self._flight.must_be_landed()
         self._admission.new_step()
         left = min(budget_tokens, self._limits.max_batch_tokens)
