@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, DeadlineExceeded
 from baton.runtime.child import CONFIG_FD_ENV, PARENT_ENV, READY_FD_ENV, NodeStart, Ready, RouterStart
 from baton.runtime.ready import wait_ready
 
-EXIT_WAIT_S = 2.0  # between "not ready" and the process's end
+EXIT_WAIT_S = 1.0  # between "not ready" and the process's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Child:
         try:
             return await wait_ready(fd, self.name, timeout_s)
         except BatonError as error:
-            code = await self._end_after_failure()
+            code = await self._end_after_failure(0 if isinstance(error, DeadlineExceeded) else EXIT_WAIT_S)
             if "ended before" in error.message:
                 error.message += f" ({describe_exit(code)})"
             raise
@@ -80,9 +80,9 @@ class Child:
             self.kill()
         return await self._process.wait()
 
-    async def _end_after_failure(self) -> int:
+    async def _end_after_failure(self, wait_s: float) -> int:
         try:
-            return await asyncio.wait_for(self._process.wait(), EXIT_WAIT_S)
+            return await asyncio.wait_for(self._process.wait(), wait_s)
         except TimeoutError:
             return await self.stop(0)
 

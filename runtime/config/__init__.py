@@ -5,6 +5,7 @@ from baton.runtime.config.load import effective_json, from_json, json_schema, lo
 from baton.runtime.config.model import (
     ClusterConfig,
     EngineConfig,
+    GrpcConfig,
     LoggingConfig,
     MetricsConfig,
     NodesConfig,
@@ -17,6 +18,7 @@ __all__ = [
     "ClusterConfig",
     "ConfigError",
     "EngineConfig",
+    "GrpcConfig",
     "LoggingConfig",
     "MetricsConfig",
     "NodesConfig",

@@ -46,14 +46,10 @@ class RouterConfig(Section):
     """Port of the first router's /metrics and /health, the next ones count up; 0: the kernel chooses."""
     queue_limit: Annotated[int, Field(ge=0, le=10**6)] = 1024
     """Requests that may wait in the router for a node; more are shed with RESOURCE_EXHAUSTED."""
-    max_message_bytes: Bytes = 16 * 2**20
-    """Largest gRPC message on any hop."""
     max_retries: Annotated[int, Field(ge=0, le=100)] = 3
     """How often a request is tried anew after a node was lost."""
     lease_s: Seconds = 3.0
     """A node that has not reported for so long is taken for dead."""
-    keepalive_s: Seconds = 20.0
-    """Idle time after which a connection is probed."""
     default_timeout_s: Seconds | None = None
     """Deadline of requests that bring none; null: none."""
     drain_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 10.0
@@ -105,8 +101,8 @@ class EngineConfig(Section):
 class NodesConfig(Section):
     """The nodes of one role that are started here."""
 
-    count: Count = 0
-    """How many."""
+    count: Count | None = None
+    """How many; null: 1 prefill and 1 decode where no count is given for any role, else 0."""
     host: Text = "127.0.0.1"
     """Address that the nodes listen on."""
     port: Port = 0
@@ -119,6 +115,22 @@ class NodesConfig(Section):
     """Node i runs on device i modulo their number: cpu, cuda:0, ..."""
     engine: EngineConfig = EngineConfig()
     """Keys that differ from the top-level `engine` for this role."""
+
+    @property
+    def size(self) -> int:
+        """How many nodes, once the configuration is resolved."""
+        return self.count or 0
+
+
+class GrpcConfig(Section):
+    """The same on every hop: client to router, router to node, node to node."""
+
+    max_message_bytes: Bytes = 64 * 2**20
+    """Largest message, either way."""
+    keepalive_s: Seconds = 10.0
+    """Idle time after which a connection is probed."""
+    keepalive_timeout_s: Seconds = 5.0
+    """A probe that is not answered for so long ends the connection."""
 
 
 class TransferConfig(Section):
@@ -174,6 +186,7 @@ class ClusterConfig(Section):
     both: NodesConfig = NodesConfig()
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
+    grpc: GrpcConfig = GrpcConfig()
     logging: LoggingConfig = LoggingConfig()
     metrics: MetricsConfig = MetricsConfig()
     supervise: SuperviseConfig = SuperviseConfig()
@@ -184,18 +197,40 @@ class ClusterConfig(Section):
 
     @property
     def node_count(self) -> int:
-        return self.prefill.count + self.decode.count + self.both.count
+        return self.prefill.size + self.decode.size + self.both.size
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return (
+            self.served_name or self.model.rstrip("/").rpartition("/")[2].removesuffix(".gguf") or self.model
+        )
 
     def resolved(self) -> ClusterConfig:
-        """With every role's engine section filled up from the top-level one."""
-        update = {role.value: self._resolved_nodes(self.nodes(role)) for role in Role}
+        """With every count set, and every role's engine section filled up from the top-level one."""
+        plain = all(self.nodes(role).count is None for role in Role)
+        counts = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0} if plain else dict.fromkeys(Role, 0)
+        update = {role.value: self._resolved_nodes(self.nodes(role), counts[role]) for role in Role}
         return self.model_copy(update=update)
 
-    def _resolved_nodes(self, nodes: NodesConfig) -> NodesConfig:
+    @model_validator(mode="after")
+    def _something_to_do(self) -> ClusterConfig:
+        nodes = self.resolved().node_count
+        if self.router.processes == 0 and nodes == 0:
+            raise ValueError("router.processes and all node counts are 0: there is nothing to start")
+        if self.router.processes == 0 and not self.registries:
+            raise ValueError("router.processes is 0: `registries` must name a router for the nodes")
+        return self
+
+    def _resolved_nodes(self, nodes: NodesConfig, count: int) -> NodesConfig:
         own = {name: getattr(nodes.engine, name) for name in nodes.engine.model_fields_set}
         base = self.engine.model_dump()
         if own.get("num_blocks") is not None:
             base["kv_memory"] = None
         if own.get("kv_memory") is not None:
             base["num_blocks"] = None
-        return nodes.model_copy(update={"engine": EngineConfig(**base | own)})
+        update = {
+            "engine": EngineConfig(**base | own),
+            "count": count if nodes.count is None else nodes.count,
+        }
+        return nodes.model_copy(update=update)
