@@ -27,6 +27,7 @@ class RouterConfig:
     max_node_requests: int = 256
     decode_slack: int = 2  # requests a decode node may have beyond its batch, so that slots never idle
     no_node_wait_s: float = 10.0
+    forget_s: float = 600.0  # how long a lost node stays in view
     max_retries: int = 3
     max_refusals: int = 16  # RESOURCE_EXHAUSTED answers by nodes; these are no fault and cost no retry
     retry_backoff_s: float = 0.05

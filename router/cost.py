@@ -1,0 +1,175 @@
+"""Online fits of a node's latencies: recursive least squares with forgetting, kept non-negative.
+
+The fit is held in information form (A = sum of w x x', b = sum of w x y, both faded by a forgetting factor),
+started from a prior. Where the data say nothing (all prompts of one length, say) the last parameters stay.
+With three parameters at most, the non-negative optimum is found exactly: the best of the unconstrained fits
+over all subsets of parameters. Samples weigh 1 / y**2, for latency noise is relative; outliers are damped
+(Huber).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+
+from baton.core.cost import Estimate
+from baton.core.load import LoadReport
+
+HUBER = 3.0  # residuals beyond that many sigmas lose weight
+PRIOR_SIGMA = 0.5  # relative residual to be expected of the prior
+PRIOR_FACTOR = 30.0  # the prior is taken to be right within about this factor
+CLING = 1e-7  # weight of the last parameters against the data's, where the data leave a choice
+FLOOR_S = 1e-5  # shorter latencies weigh no more than this one
+
+Vector = tuple[float, ...]
+
+
+class Fit:
+    """y = theta . x with theta >= 0. scale: a typical size of each x, for conditioning."""
+
+    def __init__(self, prior: Vector, scale: Vector, forgetting: float = 0.99) -> None:
+        self.samples = 0
+        self._scale = scale
+        self._forgetting = forgetting
+        self._dirty = False
+        self._theta = prior
+        self._variance = PRIOR_SIGMA**2
+        scaled = [max(p * s, FLOOR_S) for p, s in zip(prior, scale, strict=True)]
+        size = range(len(prior))
+        self._a = [[(PRIOR_FACTOR * scaled[i]) ** -2 if i == j else 0.0 for j in size] for i in size]
+        self._b = [self._a[i][i] * scaled[i] for i in size]
+
+    @property
+    def theta(self) -> Vector:
+        if self._dirty:
+            self._solve()
+        return self._theta
+
+    @property
+    def sigma(self) -> float:
+        """Relative standard deviation of recent residuals."""
+        return math.sqrt(self._variance)
+
+    def predict(self, x: Vector) -> Estimate:
+        mean = self.mean(x)
+        return Estimate(mean, mean * self.sigma)
+
+    def mean(self, x: Vector) -> float:
+        return sum([t * v for t, v in zip(self.theta, x, strict=True)])
+
+    def observe(self, x: Vector, y: float) -> None:
+        """One measurement. Nonsense (not finite, not positive) is ignored: it may come from a peer."""
+        if not (math.isfinite(y) and y > 0.0 and all(math.isfinite(v) and v >= 0.0 for v in x)):
+            return
+        predicted = self.mean(x)
+        residual = (y - predicted) / max(y, predicted, FLOOR_S)
+        damp = min(1.0, HUBER * self.sigma / abs(residual)) if residual and self.samples > 8 else 1.0
+        weight = damp / max(y, FLOOR_S) ** 2
+        u = [v / s for v, s in zip(x, self._scale, strict=True)]
+        for i, ui in enumerate(u):
+            self._b[i] = self._forgetting * self._b[i] + weight * ui * y
+            row = self._a[i]
+            for j, uj in enumerate(u):
+                row[j] = self._forgetting * row[j] + weight * ui * uj
+        step = max(1.0 / (self.samples + 2), 1.0 - self._forgetting)
+        self._variance += step * (residual * residual - self._variance)
+        self.samples += 1
+        self._dirty = True
+
+    def _solve(self) -> None:
+        self._dirty = False
+        size = len(self._b)
+        cling = CLING * sum(self._a[i][i] for i in range(size)) / size
+        a = [[v + (cling if i == j else 0.0) for j, v in enumerate(row)] for i, row in enumerate(self._a)]
+        b = [v + cling * t * s for v, t, s in zip(self._b, self._theta, self._scale, strict=True)]
+        best_gain, best = 0.0, list(self._theta)
+        for count in range(size, 0, -1):
+            for kept in combinations(range(size), count):
+                part = solve([[a[i][j] for j in kept] for i in kept], [b[i] for i in kept])
+                if part is None or min(part) < 0.0:
+                    continue
+                gain = sum(b[i] * v for i, v in zip(kept, part, strict=True))
+                if gain > best_gain:
+                    best_gain, best = gain, [0.0] * size
+                    for i, v in zip(kept, part, strict=True):
+                        best[i] = v / self._scale[i]
+            if count == size and best_gain > 0.0:
+                break  # the unconstrained optimum is feasible: nothing beats it
+        self._theta = tuple(best)
+
+
+def solve(a: list[list[float]], b: list[float]) -> list[float] | None:
+    """x of a x = b for a small symmetric positive definite `a` (Cholesky); None if it is not."""
+    size = len(b)
+    low = [[0.0] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i + 1):
+            rest = a[i][j] - sum(low[i][k] * low[j][k] for k in range(j))
+            if i == j:
+                if rest <= 0.0:
+                    return None
+                low[i][i] = math.sqrt(rest)
+            else:
+                low[i][j] = rest / low[j][j]
+    y: list[float] = []
+    for i in range(size):
+        y.append((b[i] - sum(low[i][k] * y[k] for k in range(i))) / low[i][i])
+    x = [0.0] * size
+    for i in reversed(range(size)):
+        x[i] = (y[i] - sum(low[k][i] * x[k] for k in range(i + 1, size))) / low[i][i]
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class CostPrior:
+    """Parameters to start from, in seconds per unit (see core.cost for the shapes)."""
+
+    prefill: Vector = (2e-3, 1e-4, 1e-8)  # per step, per new token, per (new token x token before it)
+    decode: Vector = (5e-3, 1e-4, 1e-7)  # per step, per row, per context token
+    transfer: Vector = (1e-3, 1e-9)  # per transfer, per byte
+
+
+class FittedCost:
+    """core.cost.CostModel, fitted from what a node reports."""
+
+    def __init__(self, prior: CostPrior | None = None) -> None:
+        prior = prior or CostPrior()
+        self._prefill = Fit(prior.prefill, (1.0, 256.0, 65536.0))
+        self._decode = Fit(prior.decode, (1.0, 8.0, 4096.0))
+        self._transfer = Fit(prior.transfer, (1.0, 2.0**20))
+
+    def prefill_s(self, new_tokens: int, cached_tokens: int) -> Estimate:
+        return self._prefill.predict((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)))
+
+    def decode_step_s(self, rows: int, context_tokens: int) -> Estimate:
+        return self._decode.predict((1.0, rows, context_tokens))
+
+    def transfer_s(self, payload_bytes: int) -> Estimate:
+        return self._transfer.predict((1.0, payload_bytes))
+
+    def prefill_token_s(self) -> float:
+        """Seconds per queued prompt token, the step's fixed part spread over a usual chunk."""
+        return self._prefill.mean((1.0, 256.0, 32768.0)) / 256.0
+
+    def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float) -> None:
+        self._prefill.observe((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)), seconds)
+
+    def observe_decode_step(self, rows: int, context_tokens: int, seconds: float) -> None:
+        self._decode.observe((1.0, rows, context_tokens), seconds)
+
+    def observe_transfer(self, payload_bytes: int, seconds: float) -> None:
+        self._transfer.observe((1.0, payload_bytes), seconds)
+
+    def observe(self, load: LoadReport) -> None:
+        """All samples of one report."""
+        for new_tokens, cached_tokens, seconds in load.prefill_samples:
+            self.observe_prefill(new_tokens, cached_tokens, seconds)
+        for rows, context_tokens, seconds in load.decode_samples:
+            self.observe_decode_step(rows, context_tokens, seconds)
+        for payload_bytes, seconds in load.transfer_samples:
+            self.observe_transfer(payload_bytes, seconds)
+
+    def as_prior(self) -> CostPrior:
+        """What was learned, for a node of the same kind that has not reported yet."""
+        return CostPrior(self._prefill.theta, self._decode.theta, self._transfer.theta)

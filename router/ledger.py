@@ -1,0 +1,102 @@
+"""What one router has under way on one node for one leg, and how much of it no report can include yet.
+
+Totals are sums over entries: an entry is taken out with exactly the amounts it was put in with, and it exists
+exactly as long as its attempt is on the node. So no way for a request to end can leak or double count, and
+`check` can prove it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One attempt's demand on a node. seconds: predicted work. seen_s: when the node came to know of it
+    (None: it does not yet), so that reports made well after that include it."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    blocks: int = 0
+    seen_s: float | None = None
+
+
+class Ledger:
+    """Work by request id. An entry is `working` until `done` (it may stay on the node for other reasons), and
+    recent until a report includes it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Work] = {}
+        self._working: dict[str, Work] = {}
+        self._recent: dict[str, Work] = {}
+        self.seconds = 0.0
+        self.recent_seconds = 0.0
+        self.recent_tokens = 0
+        self.recent_blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    @property
+    def working(self) -> int:
+        return len(self._working)
+
+    @property
+    def recent(self) -> int:
+        return len(self._recent)
+
+    def put(self, key: str, work: Work) -> None:
+        assert key not in self._entries, f"{key} is on this node already"
+        self._entries[key] = self._working[key] = self._recent[key] = work
+        self.seconds += work.seconds
+        self.recent_seconds += work.seconds
+        self.recent_tokens += work.tokens
+        self.recent_blocks += work.blocks
+
+    def see(self, key: str, now: float) -> None:
+        """The node knows of the work from now on."""
+        work = self._entries.get(key)
+        if work is not None and work.seen_s is None:
+            work.seen_s = now
+
+    def done(self, key: str) -> None:
+        """The computation is over; the request is still on the node."""
+        work = self._working.pop(key, None)
+        if work is not None:
+            self.seconds = self.seconds - work.seconds if self._working else 0.0  # no rounding dust when idle
+        if self._recent.pop(key, None) is not None:
+            self._recount()
+
+    def drop(self, key: str) -> None:
+        """The request is no longer on the node. Unknown keys are no error."""
+        if self._entries.pop(key, None) is not None:
+            self.done(key)
+
+    def reported(self, now: float, lag_s: float) -> None:
+        """A report arrived: what the node knew `lag_s` ago is in it."""
+        limit = now - lag_s
+        known = [k for k, w in self._recent.items() if w.seen_s is not None and w.seen_s <= limit]
+        for key in known:
+            del self._recent[key]
+        if known:
+            self._recount()
+
+    def _recount(self) -> None:
+        recent = self._recent.values()
+        self.recent_seconds = sum([work.seconds for work in recent])
+        self.recent_tokens = sum([work.tokens for work in recent])
+        self.recent_blocks = sum([work.blocks for work in recent])
+
+    def check(self) -> None:
+        assert self._working.keys() <= self._entries.keys()
+        assert self._recent.keys() <= self._entries.keys()
+        assert abs(self.seconds - sum(w.seconds for w in self._working.values())) <= 1e-6 * (1 + self.seconds)
+        assert self.recent_tokens == sum(w.tokens for w in self._recent.values())
+        assert self.recent_blocks == sum(w.blocks for w in self._recent.values())

@@ -1,0 +1,219 @@
+"""The nodes a router knows: who they are, what they last said, what this router has on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from baton.core.load import LoadReport, Role
+from baton.router.cost import FittedCost
+from baton.router.events import NodeInfo
+from baton.router.ledger import Ledger
+from baton.router.prefix_view import NodePrefixes
+
+
+class Health(Enum):
+    UP = "up"
+    SUSPECT = "suspect"  # silent for a lease: nothing new, what it has goes on
+    LOST = "lost"
+
+
+class Node:
+    """One incarnation of a node. `prefill` and `decode` hold this router's attempts by leg."""
+
+    def __init__(self, info: NodeInfo, now: float, cost: FittedCost) -> None:
+        self.info = info
+        self.load = info.load
+        self.reported_s = now
+        self.health = Health.UP
+        self.gone = False  # its stream broke: only a new registration brings it back
+        self.draining = False
+        self.wanted_role: Role | None = None
+        self.full = False  # it refused for lack of room, and has not reported since
+        self.cost = cost
+        self.prefill = Ledger()
+        self.decode = Ledger()
+        self.prefixes = NodePrefixes(info.block_size, info.fingerprint.weights)
+
+    @property
+    def id(self) -> str:
+        return self.info.node_id
+
+    @property
+    def state(self) -> str:
+        if self.health is not Health.UP:
+            return self.health.value
+        return "draining" if self.draining or self.load.draining else "up"
+
+    @property
+    def serving(self) -> bool:
+        """Whether it may be given new requests, if there is room."""
+        return self.health is Health.UP and not (self.draining or self.load.draining)
+
+    @property
+    def may_prefill(self) -> bool:
+        return (
+            self.serving
+            and self.load.role.prefills
+            and (self.wanted_role is None or self.wanted_role.prefills)
+        )
+
+    @property
+    def may_decode(self) -> bool:
+        """While a role change is under way, only what both roles allow."""
+        return (
+            self.serving and self.load.role.decodes and (self.wanted_role is None or self.wanted_role.decodes)
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """This router's requests that are on the node now, each counted once."""
+        fewer, more = sorted((self.prefill, self.decode), key=len)
+        return len(more) + sum(1 for key in fewer if key not in more)
+
+    @property
+    def prefill_queue_s(self) -> float:
+        """Predicted seconds of prompt work ahead of a newcomer: what we know to be there, or what it said
+        and we have sent since, whichever is more."""
+        reported = self.load.waiting_tokens * self.cost.prefill_token_s()
+        return max(self.prefill.seconds, reported + self.prefill.recent_seconds)
+
+    @property
+    def prefill_requests(self) -> int:
+        return max(self.prefill.working, self.load.waiting + self.prefill.recent)
+
+    @property
+    def decode_rows(self) -> int:
+        """Requests that a newcomer's decode would share the node with."""
+        load = self.load
+        said = load.reserved + load.running + (0 if load.role is Role.BOTH else load.waiting)
+        return max(len(self.decode), said + self.decode.recent)
+
+    @property
+    def context_tokens(self) -> int:
+        return self.load.context_tokens + self.decode.recent_tokens
+
+    @property
+    def blocks_free(self) -> int:
+        """KV blocks a newcomer would find free."""
+        return max(0, self.load.blocks_free - self.decode.recent_blocks)
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.info.block_size)
+
+    def report(self, load: LoadReport, now: float, lag_s: float) -> bool:
+        """Take a report in. False: it is older than what is known, and only proves that the node lives."""
+        self.reported_s = max(self.reported_s, now)
+        if load.seq <= self.load.seq:
+            return False
+        self.load = load
+        self.full = False
+        if self.wanted_role is load.role:
+            self.wanted_role = None
+        self.prefill.reported(now, lag_s)
+        self.decode.reported(now, lag_s)
+        self.cost.observe(load)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    other_id: str
+    items: tuple[str, ...]
+
+
+class Registry:
+    """Nodes by id, in the order they joined, and which of them cannot work together."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._replaced: dict[str, dict[str, None]] = {}
+        self._refused: dict[tuple[str, str], str] = {}
+        self.average = FittedCost()  # over all nodes: where a newcomer's fit starts
+        self.uniform = True  # every node fits every other
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def get(self, node_id: str) -> Node | None:
+        return self._nodes.get(node_id)
+
+    def current(self, node_id: str, incarnation: str) -> Node | None:
+        """The node, if that is the incarnation known now and its stream is not broken."""
+        node = self._nodes.get(node_id)
+        if node is None or node.gone or node.info.incarnation != incarnation:
+            return None
+        return node
+
+    def superseded(self, info: NodeInfo) -> bool:
+        """Whether a later incarnation of that node has joined already."""
+        return info.incarnation in self._replaced.get(info.node_id, ())
+
+    def add(self, info: NodeInfo, now: float) -> Node:
+        """A new incarnation takes the place of the old one, which must hold nothing any more."""
+        old = self._nodes.get(info.node_id)
+        if old is not None:
+            known = self._replaced.setdefault(info.node_id, {})
+            known[old.info.incarnation] = None
+            while len(known) > 8:  # stale registrations are seconds old, not generations
+                del known[next(iter(known))]
+        for pair in [pair for pair in self._refused if info.node_id in pair]:
+            del self._refused[pair]
+        node = self._nodes[info.node_id] = Node(info, now, FittedCost(self.average.as_prior()))
+        self._compare()
+        return node
+
+    def readd(self, node: Node, info: NodeInfo, now: float) -> None:
+        """The same incarnation registers again: what is on it stays counted."""
+        seq = node.load.seq
+        node.info = info
+        node.gone = False
+        node.health = Health.UP
+        node.reported_s = now
+        node.load = info.load if info.load.seq > seq else replace(node.load, draining=info.load.draining)
+        self._compare()
+
+    def forget(self, node: Node) -> None:
+        """A lost node leaves the view. What replaced it when is forgotten with it."""
+        del self._nodes[node.id]
+        self._replaced.pop(node.id, None)
+        self._compare()
+
+    def refuse(self, prefill_id: str, decode_id: str, reason: str) -> None:
+        """The hand-off between two nodes turned out to be impossible."""
+        self._refused[prefill_id, decode_id] = reason
+        self._compare()
+
+    def fit(self, prefill: Node, decode: Node) -> bool:
+        """Whether KV may go from one to the other."""
+        if prefill is decode:
+            return True
+        if self._refused and (prefill.id, decode.id) in self._refused:
+            return False
+        a, b = prefill.info.fingerprint, decode.info.fingerprint
+        return a is b or a == b
+
+    def why_not(self, prefill: Node, decode: Node) -> tuple[str, ...]:
+        """The items that keep two nodes apart, empty if they fit."""
+        items = prefill.info.fingerprint.differing(decode.info.fingerprint) if prefill is not decode else []
+        refused = self._refused.get((prefill.id, decode.id))
+        return (*items, refused) if refused is not None else tuple(items)
+
+    def mismatches(self, node: Node) -> tuple[Mismatch, ...]:
+        """All nodes that `node` cannot hand KV to, or get KV from."""
+        found = []
+        for other in self:
+            if other is node:
+                continue
+            items = dict.fromkeys((*self.why_not(node, other), *self.why_not(other, node)))
+            if items:
+                found.append(Mismatch(other.id, tuple(items)))
+        return tuple(found)
+
+    def _compare(self) -> None:
+        kinds = {node.info.fingerprint for node in self}
+        self.uniform = len(kinds) <= 1 and not self._refused

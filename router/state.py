@@ -1,0 +1,96 @@
+"""All that the router's machine remembers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from baton.router.live import Attempt, Live
+from baton.router.machine_config import RouterConfig
+from baton.router.nodes import Node, Registry
+from baton.router.pending import Pending
+from baton.router.policy import Ask, Policy
+from baton.router.timers import Timers
+
+OUTPUT_SMOOTHING = 0.05
+PRIOR_OUTPUT_TOKENS = 64.0
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """live: every request that has not ended. Each is in `queue`, in `delayed`, or has an attempt.
+    departures: when the last requests left a non-empty queue. stale: events dropped as out of date."""
+
+    config: RouterConfig
+    policy: Policy
+    registry: Registry
+    queue: Pending
+    timers: Timers = field(default_factory=Timers)
+    live: dict[str, Live] = field(default_factory=dict)
+    delayed: dict[str, Live] = field(default_factory=dict)
+    departures: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+    output_tokens: float = PRIOR_OUTPUT_TOKENS
+    stale: int = 0
+
+    def node(self, node_id: str) -> Node | None:
+        return self.registry.get(node_id)
+
+    def learn_output(self, tokens: int) -> None:
+        self.output_tokens += OUTPUT_SMOOTHING * (tokens - self.output_tokens)
+
+    def expected_output(self, live: Live) -> float:
+        """Tokens it will yet make: its limit, or what requests usually make."""
+        have = len(live.output)
+        return max(1.0, min(live.request.max_tokens - have, max(self.output_tokens, 0.5 * have)))
+
+    def ask(self, live: Live, now: float) -> Ask:
+        return Ask(
+            live.request,
+            now,
+            live.chains,
+            self.expected_output(live),
+            live.fingerprint,
+            live.avoid,
+            live.avoid_pairs,
+        )
+
+    def enqueue(self, live: Live, now: float) -> None:
+        self.queue.push(live)
+        self.timers.set(("wait", live.id), now + self.config.no_node_wait_s)
+
+    # ---- which attempt is on which node: the only writers of the nodes' ledgers, with dispatch._send ----
+
+    def leave_prefill(self, live: Live, attempt: Attempt) -> None:
+        if attempt.on_prefill:
+            attempt.on_prefill = False
+            node = self.registry.get(attempt.prefill_id)
+            if node is not None:
+                node.prefill.drop(live.id)
+
+    def leave_decode(self, live: Live, attempt: Attempt) -> None:
+        if attempt.on_decode:
+            attempt.on_decode = False
+            node = self.registry.get(attempt.decode_id)
+            if node is not None:
+                node.decode.drop(live.id)
+
+    def detach(self, live: Live) -> None:
+        """The current attempt is over for this router."""
+        attempt = live.attempt
+        if attempt is not None:
+            self.leave_prefill(live, attempt)
+            self.leave_decode(live, attempt)
+            live.attempt = None
+
+    def check(self) -> None:
+        self.queue.check()
+        places = [live.id for live in self.queue] + list(self.delayed)
+        places += [live.id for live in self.live.values() if live.attempt is not None]
+        assert len(places) == len(set(places)), "a request is in two places"
+        assert set(places) == set(self.live), "a request is nowhere, or ended and still somewhere"
+        for node in self.registry:
+            node.prefill.check()
+            node.decode.check()
+            attempts = [(live.id, a) for live in self.live.values() if (a := live.attempt) is not None]
+            assert set(node.prefill) == {i for i, a in attempts if a.on_prefill and a.prefill_id == node.id}
+            assert set(node.decode) == {i for i, a in attempts if a.on_decode and a.decode_id == node.id}
