@@ -79,11 +79,12 @@ class KvTransport(Protocol):
         """Completions since the last call, in the order they happened."""
 
     def open(self, transfer_id: int, source_incarnation: str, blocks: Sequence[int]) -> None:
-        """Target side: from now on writes of this transfer may land, in these blocks only. Opening it again
-        ends the earlier permission first. End it with `fence` also when the transfer went well: otherwise a
-        late write could still land in blocks that are in use."""
+        """Target side: from now on writes of this transfer may land, in these blocks only. Transfer ids are
+        the source's, so it takes both to name one. Opening it again ends the earlier permission first. End it
+        with `fence` also when the transfer went well: otherwise a late write could still land in blocks that
+        are in use."""
 
-    def fence(self, transfer_id: int) -> bool:
+    def fence(self, transfer_id: int, source_incarnation: str) -> bool:
         """Target side: end the permission. True: no write of it can land any more, starting now. False: this
         backend cannot stop the writer (it writes the memory itself): wait for its word, or its death. A write
         whose end the target had not yet confirmed becomes FAILED at the source. Always fence where that
