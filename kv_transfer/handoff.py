@@ -25,9 +25,10 @@ from baton.kv_transfer.writes import Write
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Decode's permission to write. blocks: decode's block ids for the positions from cached_tokens on, in order.
+    """Decode's permission to write.
 
-    cached_tokens: tokens at the front that decode has already, a multiple of its block size.
+    cached_tokens: tokens at the front that decode has already, a multiple of its block size. blocks: decode's
+    block ids for the positions from there on, in order.
     """
 
     link: str
@@ -101,15 +102,15 @@ class SendRevoked:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """No write reads the request's blocks any more, nor will: to PrefillScheduler.release. A transfer's last effect
-    of its own; exactly one per start."""
+    """No write reads the request's blocks any more, nor will: to PrefillScheduler.release. A transfer's last
+    effect; exactly one per start."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOff:
-    """Decode has the request. transfer_s: from the prompt's end to decode's word; payload_bytes: sent in all."""
+    """Decode has the request. transfer_s: from the prompt's end to decode's word. payload_bytes: sent."""
 
     key: Key
     transfer_s: float
