@@ -50,8 +50,8 @@ class Residents:
         self.ready.pop(seq.key, None)
 
     def last_holder(self) -> Sequence | None:
-        """Who gives its blocks first: the last in rank, so low priority and young. By rank alone, as the batch
-        is gone through by rank: then whoever gives way has no row in this step yet."""
+        """Who gives its blocks first: the last in rank, so low priority and young. By rank alone, as the
+        batch is gone through by rank: then whoever gives way has no row in this step yet."""
         return max((seq for seq in self.all() if seq.blocks), key=self.rank, default=None)
 
     def slot_for(self, seq: Sequence) -> tuple[bool, Sequence | None]:

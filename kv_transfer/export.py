@@ -60,7 +60,7 @@ class Promise(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens [start, end) and the blocks, on both sides, that they lie in; *_first: the first one's position."""
+    """Tokens [start, end) and the blocks, on both sides, that they lie in; *_first: the first's position."""
 
     start: int
     end: int

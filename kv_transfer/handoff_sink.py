@@ -81,7 +81,7 @@ class HandoffSink:
     def reserve(
         self, now: float, link: str, transfer_id: int, request: Request, router_id: str
     ) -> list[SinkEffect]:
-        """Queue a reservation, or refuse it. Its deadline: now + request.timeout_s. Tickets come by `pump`."""
+        """Queue a reservation, or refuse it. Deadline: now + request.timeout_s. Tickets come by `pump`."""
         self.beat(now, link)
         if (link, transfer_id) in self._all:
             self._stale += 1

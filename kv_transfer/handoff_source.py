@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from baton.core.errors import BatonError, Cancelled, FailedPrecondition, Unavailable
+from baton.core.errors import BatonError, FailedPrecondition, Unavailable
 from baton.core.node_effects import Key
 from baton.core.request import Request
 from baton.kv_transfer import handoff
@@ -21,7 +21,7 @@ from baton.kv_transfer.writes import Completion, Outcome, Write
 
 @dataclass(frozen=True, slots=True)
 class SourceLimits:
-    """reserve_timeout_s: how long a transfer may wait for its ticket. commit_timeout_s: for decode's last word."""
+    """reserve_timeout_s: how long a transfer may wait for its ticket. commit_timeout_s: for the last word."""
 
     reserve_timeout_s: float = 30.0
     commit_timeout_s: float = 10.0
@@ -44,7 +44,7 @@ class HandoffSource:
         self._by_key: dict[Key, Export] = {}
         self.stale = 0
 
-    # ---- the prefill scheduler's word ----------------------------------------------------------------------
+    # ---- the prefill scheduler's word --------------------------------------------------------------------
 
     def start(
         self, now: float, link: str, peer: PeerPool, request: Request, router_id: str
@@ -94,10 +94,10 @@ class HandoffSource:
         export = self._by_key.get(key)
         return [] if export is None else self._give_up(export, None)
 
-    # ---- decode's word -------------------------------------------------------------------------------------
+    # ---- decode's word -----------------------------------------------------------------------------------
 
     def ticket(self, now: float, ticket: Ticket) -> list[SourceEffect]:
-        """Room was made. A ticket that does not fit the request fails the transfer."""
+        """Room was made. A ticket that does not suit the request fails the transfer."""
         export = self._current(ticket.link, ticket.transfer_id)
         if export is None:
             return []
@@ -187,7 +187,7 @@ class HandoffSource:
         return not any(export.under_way for export in self._exports.values() if export.link == link)
 
     def check(self) -> None:
-        """Raise AssertionError unless every transfer is known by id and key, in a state that fits what it has."""
+        """Raise AssertionError unless every transfer is known by id and key, and its state suits it."""
         assert len(self._exports) == len(self._by_key)
         for transfer_id, export in self._exports.items():
             assert export.transfer_id == transfer_id
