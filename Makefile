@@ -10,7 +10,7 @@ export PYTHONSAFEPATH := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench proto format clean
+.PHONY: help demo test check lint types layers protocol bench proto format clean
 
 help:
 	@echo "make demo    serve SmolLM2 with prefill and decode apart, ask it something, show where the time went"
@@ -27,11 +27,20 @@ demo: $(VENV)/.installed-runtime $(VENV)/.installed-model
 test: $(VENV)/.installed-dev $(VENV)/.installed-model
 	$(BIN)/pytest $(TESTS)
 
-check: $(VENV)/.installed-dev
+# Parts, so that `make -k check` goes on after the first failure.
+check: lint types layers protocol
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+layers: $(VENV)/.installed-dev
 	$(BIN)/lint-imports --no-logo
+
+protocol: $(VENV)/.installed-dev
 	$(BIN)/buf lint
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-model

@@ -1,4 +1,4 @@
-"""What all tests share. Fakes and tiny models are modules beside this file: `from tests.<module> import ...`."""
+"""What all tests share. Fakes and tiny models lie beside this file: `from tests.<module> import ...`."""
 
 import os
 
