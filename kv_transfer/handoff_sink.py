@@ -33,7 +33,7 @@ from baton.core.node_effects import (
 )
 from baton.core.prefix import chain, root_key
 from baton.core.request import FinishReason, Request, check_token_ids
-from baton.kv_transfer.reservation import Event, Reservation, State
+from baton.kv_transfer.handoff_reservation import Event, Reservation, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from baton.core.errors import BatonError, FailedPrecondition, Unavailable
 from baton.core.node_effects import Key
 from baton.core.request import Request
 from baton.kv_transfer import handoff
-from baton.kv_transfer.export import Event, Export, Promise, State, ticket_fault
 from baton.kv_transfer.handoff import PeerPool, SourceEffect, Ticket
+from baton.kv_transfer.handoff_export import Event, Export, Promise, State, ticket_fault
 from baton.kv_transfer.writes import Completion, Outcome, Write
 
 
@@ -89,8 +89,8 @@ class HandoffSource:
         return self._push(now, export)
 
     def abort(self, now: float, key: Key) -> list[SourceEffect]:
-        """The request ended on this node (its first token was its last, cancelled, deadline, failed). Unknown,
-        or given up already: nothing happens."""
+        """The request ended on this node (its first token was the last, cancelled, deadline, failed).
+        Unknown, or given up already: nothing happens."""
         export = self._by_key.get(key)
         return [] if export is None else self._give_up(export, None)
 
@@ -155,13 +155,12 @@ class HandoffSource:
         if export.state is State.DRAINING:
             return self._drain(export)
         if completion.outcome is not Outcome.APPLIED:
-            return self._give_up(
-                export, Unavailable(f"KV write {completion.outcome.value}: {completion.error}")
-            )
+            why = f"{completion.outcome.value}: {completion.error}"
+            return self._give_up(export, Unavailable(f"a KV write was {why}"))
         return self._push(now, export)
 
     def link_lost(self, now: float, link: str) -> list[SourceEffect]:
-        """The stream broke: nothing more can be said on it. Writes under way still end by their completions."""
+        """The stream broke: nothing more can be said on it. Writes under way still get their completions."""
         effects: list[SourceEffect] = []
         for export in [export for export in self._exports.values() if export.link == link]:
             if export.state is State.DRAINING:
