@@ -1,0 +1,181 @@
+"""The command `baton`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted.
+
+Commands import what they need when they run: `baton version` and mistakes on the command line wait for
+neither gRPC nor a model.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail
+from baton.core.errors import BatonError, InvalidArgument
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serve large language models with the prompt phase and the generation phase on separate machines.",
+    # --max_tokens is --max-tokens, everywhere.
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+    },
+)
+
+Endpoint = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="The router; default: BATON_ENDPOINT, or the one running here."),
+]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens to make.")]
+Temperature = Annotated[float | None, typer.Option(help="0: always the likeliest token.")]
+TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens of this mass.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", min=0, help="Seconds until the request is given up.")
+]
+
+
+@app.command()
+def serve(  # noqa: PLR0913 - a command has as many parameters as options
+    model: Annotated[str | None, typer.Argument(help="A folder, a .gguf file, a hub name, or demo.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "--file", "-f", help="The deployment's YAML file.")
+    ] = None,
+    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill nodes.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="Decode nodes.")] = None,
+    both: Annotated[int | None, typer.Option(min=0, help="Nodes that do both.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port for clients; 0: the kernel chooses.")] = None,
+    served_name: Annotated[str | None, typer.Option(help="Name that clients call the model by.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="KV pool of each node, like 2GiB.")] = None,
+    prefix_caching: Annotated[
+        bool | None, typer.Option("--prefix-caching/--no-prefix-caching", help="Keep KV for reuse.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: section.key=value.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print addresses and pids as JSON once ready.")
+    ] = False,
+) -> None:
+    """Start routers and nodes and keep them up. A flag wins over the environment, that over the file."""
+    from baton.cli.settings import settings
+
+    options = {
+        "model": model,
+        "prefill.count": prefill,
+        "decode.count": decode,
+        "both.count": both,
+        "router.host": host,
+        "router.port": port,
+        "served_name": served_name,
+        "engine.dtype": dtype,
+        "engine.max_model_len": max_model_len,
+        "engine.kv_memory": kv_memory,
+        "engine.prefix_caching": prefix_caching,
+        "logging.level": log_level,
+        "logging.format": log_format,
+    }
+    found = settings(config, options, assignments or [])
+    from baton.cli import serve as command
+
+    command.serve(found, as_json=as_json)
+
+
+@app.command()
+def generate(  # noqa: PLR0913 - as above
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Ask it as a chat message.")] = False,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    logprobs: Annotated[int | None, typer.Option(min=0, help="Report so many likeliest tokens.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text.")] = None,
+    timeout_s: Timeout = None,
+    endpoint: Endpoint = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> None:
+    """Continue a prompt; the text is printed as it is made."""
+    from baton.cli import generate as command
+    from baton.cli.deployments import find_endpoint
+
+    options = command.Options(max_tokens, temperature, top_p, seed, logprobs, tuple(stop or ()), timeout_s)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    command.generate(find_endpoint(endpoint), text, options, chat=chat, as_json=as_json)
+
+
+@app.command()
+def chat(  # noqa: PLR0913 - as above
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    timeout_s: Timeout = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Talk to the model. Ctrl-C stops an answer, Ctrl-D ends the conversation."""
+    from baton.cli import generate as command
+    from baton.cli.deployments import find_endpoint
+
+    options = command.Options(max_tokens, temperature, top_p, seed, timeout_s=timeout_s)
+    command.chat(find_endpoint(endpoint), options, system)
+
+
+@app.command()
+def demo(
+    prompt: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to make.")] = 96,
+    model: Annotated[str, typer.Option(help="A folder, a .gguf file, a hub name, or demo.")] = "demo",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the processes' logs.")] = False,
+) -> None:
+    """Serve a small model with prefill and decode apart, ask it something, show where the time went."""
+    from baton.cli import demo as command
+    from baton.runtime.config import load_config
+
+    flags = {"model": model, "logging.level": "info" if verbose else "warning", "supervise.restart": False}
+    command.demo(load_config(flags=flags), prompt or command.PROMPT, max_tokens)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from baton import __version__
+
+    print(__version__)
+
+
+def _add_groups() -> None:
+    from baton.cli import admin, config
+
+    app.add_typer(config.app, name="config")
+    app.add_typer(admin.app, name="admin")
+
+
+def main() -> None:
+    """Entry point of the command."""
+    _add_groups()
+    try:
+        app()
+    except InvalidArgument as error:
+        fail(str(error), EXIT_USAGE)
+    except BatonError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(1)  # who read the output has gone
+
+
+if __name__ == "__main__":
+    main()
