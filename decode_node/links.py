@@ -80,6 +80,13 @@ class Links:
             log.error("a prefill node does not read its hand-off link: closing it", link=name)
             link.out = None
 
+    def drop(self, name: str) -> None:
+        """End the link's stream; its writer may come back with a new one."""
+        link = self._links.get(name)
+        if link is not None and link.out is not None:
+            with contextlib.suppress(asyncio.QueueFull):
+                link.out.put_nowait(None)
+
     def close(self) -> None:
         for name in list(self._links):
             self._forget(name)

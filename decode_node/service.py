@@ -12,7 +12,7 @@ import structlog
 
 from baton.core.errors import BatonError, FailedPrecondition, InvalidArgument, Unavailable
 from baton.core.model import ModelInfo
-from baton.core.node_effects import Fence, SendCommitted, SendRefusal, SendRevoke, SendTicket
+from baton.core.node_effects import DropLink, Fence, SendCommitted, SendRefusal, SendRevoke, SendTicket
 from baton.core.request import Request
 from baton.decode_node.links import Link, Links, Out
 from baton.kv_transfer.api import KvTransport
@@ -104,7 +104,12 @@ class DecodeService(DecodeNodeServicer):
 
     # ---- effects of the sink -----------------------------------------------------------------------------
 
-    def carry_out(self, effect: SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence) -> None:
+    def carry_out(
+        self, effect: SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence | DropLink
+    ) -> None:
+        if isinstance(effect, DropLink):
+            self._links.drop(effect.link)
+            return
         ref = pb.TransferRef(transfer_id=effect.transfer_id, incarnation=self._facts.incarnation)
         match effect:
             case SendTicket(link, transfer_id, cached_tokens, blocks):
@@ -115,7 +120,7 @@ class DecodeService(DecodeNodeServicer):
                 refusal = pb.Refusal(transfer=ref, fault=codec.fault_to_proto(error))
                 self._links.send(link, pb.HandoffResponse(refused=refusal))
             case SendCommitted(link, transfer_id):
-                self._fence(link, transfer_id)
+                self._forget(link, transfer_id)
                 self._links.send(link, pb.HandoffResponse(committed=ref))
             case SendRevoke(link):
                 self._links.send(link, pb.HandoffResponse(revoke=ref))
@@ -134,10 +139,16 @@ class DecodeService(DecodeNodeServicer):
         link = self._links.get(name)
         if link is None or transfer_id not in link.opened:
             return True
-        if not self._transports[link.transport].fence(transfer_id):
+        if not self._transports[link.transport].fence(transfer_id, link.incarnation):
             return False
         link.opened.discard(transfer_id)
         return True
+
+    def _forget(self, name: str, transfer_id: int) -> None:
+        """The writer's word settles it, where no fence could."""
+        link = self._links.get(name)
+        if link is not None:
+            link.opened.discard(transfer_id)
 
     # ---- messages ----------------------------------------------------------------------------------------
 
@@ -207,8 +218,9 @@ class DecodeService(DecodeNodeServicer):
                 )
         elif kind in ("abandon", "revoked"):
             ref: pb.TransferRef = getattr(message, kind)
-            link.opened.discard(ref.transfer_id)
             if self._fresh(ref):
+                self._fence(link.name, ref.transfer_id)
+                self._forget(link.name, ref.transfer_id)
                 self._port.abandon(link.name, ref.transfer_id, revoked=kind == "revoked")
         else:
             raise InvalidArgument(f"unexpected message {kind!r}", field="message")

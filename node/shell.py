@@ -19,6 +19,7 @@ from baton.core.errors import BatonError, FailedPrecondition, ResourceExhausted,
 from baton.core.kvcache import KvEvents
 from baton.core.load import LoadReport, Role
 from baton.core.node_effects import (
+    DropLink,
     Ended,
     Fence,
     Key,
@@ -219,7 +220,7 @@ class Shell:
                 self._exporter.kv_ready(out)
             case Prefilled():
                 self._exporter.prefilled(out)
-            case SendTicket() | SendRefusal() | SendCommitted() | SendRevoke() | Fence():
+            case SendTicket() | SendRefusal() | SendCommitted() | SendRevoke() | Fence() | DropLink():
                 self._importer.carry_out(out)
             case Admitted(key, router_id):
                 self._admitted(key, router_id)

@@ -1,0 +1,151 @@
+"""From a start message to the parts of a node: model, pool, transports, schedulers."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from baton.core.errors import InvalidArgument
+from baton.core.kvcache import KvCache
+from baton.core.model import ModelInfo
+from baton.decode_node.limits import DecodeLimits
+from baton.decode_node.scheduler import DecodeScheduler
+from baton.engine.config import EngineConfig
+from baton.engine.loader import LoadedModel, load
+from baton.engine.torch_runner import TorchRunner
+from baton.kv_transfer.api import KvTransport, Pool
+from baton.kv_transfer.handoff_sink import HandoffSink, SinkLimits
+from baton.kv_transfer.layout import KvLayout
+from baton.kv_transfer.segment import SharedPool
+from baton.kv_transfer.shm import ShmTransport
+from baton.kv_transfer.tcp import TcpOptions, TcpTransport
+from baton.node.core import CoreLimits, NodeCore
+from baton.prefill_node.limits import PrefillLimits
+from baton.prefill_node.scheduler import PrefillScheduler
+from baton.runtime.child import NodeStart
+from baton.runtime.config import EngineConfig as EngineSettings
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything of a node that is not asyncio. `close` gives the pool's memory back."""
+
+    incarnation: str
+    loaded: LoadedModel
+    info: ModelInfo
+    layout: KvLayout
+    runner: TorchRunner
+    core: NodeCore
+    transports: dict[str, KvTransport]
+    shared: SharedPool | None
+    settings: EngineSettings
+
+    def close(self) -> None:
+        for transport in self.transports.values():
+            transport.close()
+        if self.shared is not None:
+            self.shared.close()
+
+
+def build(start: NodeStart) -> Parts:
+    """Blocking: loads the model. BatonError says what is wrong with the model, the pool or the ports."""
+    config = start.config
+    settings = config.nodes(start.role).engine
+    name = config.served_name or config.model
+    loaded = load(
+        EngineConfig(
+            model=config.model,
+            dtype="float32" if settings.dtype == "auto" else settings.dtype,
+            threads=start.threads,
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+        )
+    )
+    incarnation = secrets.token_hex(8)
+    layout = _layout(loaded, _num_blocks(loaded, settings))
+    shared, memory = None, None
+    if "shm" in config.transfer.kinds:
+        shared = SharedPool.create(layout.pool_bytes, incarnation)
+        memory = shared.tensor(layout)
+    runner = loaded.runner(layout.num_blocks, memory, name)
+    core = _core(start, settings, runner.info, layout.num_blocks)
+    transports = _transports(start, incarnation, shared)
+    for transport in transports.values():
+        transport.register(Pool(runner.pool.tensor, layout))
+    return Parts(incarnation, loaded, runner.info, layout, runner, core, transports, shared, settings)
+
+
+def _num_blocks(loaded: LoadedModel, settings: EngineSettings) -> int:
+    """Blocks of the pool, the null block included."""
+    if settings.num_blocks is not None:
+        return settings.num_blocks + 1
+    block_bytes = loaded.kv_shape(1).block_bytes
+    pool_bytes = settings.pool_bytes or 0
+    if pool_bytes < 2 * block_bytes:
+        raise InvalidArgument(
+            f"{pool_bytes} bytes hold no KV block of {block_bytes} bytes beside the null block",
+            field="engine.kv_memory",
+        )
+    return pool_bytes // block_bytes
+
+
+def _layout(loaded: LoadedModel, num_blocks: int) -> KvLayout:
+    return KvLayout(
+        block_size=loaded.config.block_size,
+        layer_start=0,
+        layer_end=loaded.layers,
+        head_start=0,
+        head_end=loaded.kv_heads,
+        head_dim=loaded.head_dim,
+        dtype=str(loaded.config.torch_dtype).removeprefix("torch."),
+        num_blocks=num_blocks,
+    )
+
+
+def _core(start: NodeStart, settings: EngineSettings, info: ModelInfo, num_blocks: int) -> NodeCore:
+    transfer = start.config.transfer
+    revision = info.fingerprint.weights
+    kv = KvCache(num_blocks, settings.block_size, prefix_caching=settings.prefix_caching)
+    prefill = PrefillScheduler(
+        kv,
+        PrefillLimits(
+            max_model_len=info.max_model_len,
+            max_batch_tokens=settings.max_batch_tokens,
+            chunk_tokens=settings.chunk_tokens,
+            max_waiting=settings.max_waiting,
+        ),
+        revision,
+    )
+    decode = DecodeScheduler(
+        kv,
+        DecodeLimits(
+            max_model_len=info.max_model_len,
+            max_running=settings.max_running,
+            chunk_tokens=settings.chunk_tokens,
+        ),
+        revision,
+        prefill.reclaim,
+    )
+    sink = HandoffSink(
+        kv,
+        SinkLimits(
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            max_waiting=transfer.max_waiting,
+            lease_s=transfer.lease_s,
+        ),
+        revision,
+    )
+    limits = CoreLimits(max(settings.max_batch_tokens, settings.max_running), settings.max_running)
+    return NodeCore(kv, prefill, decode, sink, start.role, limits)
+
+
+def _transports(start: NodeStart, incarnation: str, shared: SharedPool | None) -> dict[str, KvTransport]:
+    transports: dict[str, KvTransport] = {}
+    for kind in start.config.transfer.kinds:
+        if kind == "shm":
+            transports[kind] = ShmTransport(shared)
+        else:
+            options = TcpOptions(host=start.host, advertise=start.advertise_host or "")
+            transports[kind] = TcpTransport(incarnation, options)
+    return transports
