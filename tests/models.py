@@ -95,7 +95,7 @@ def config_of(variant: str, **overrides: Any) -> transformers.PretrainedConfig:
 
 
 def write_model(directory: Path, variant: str = "T", seed: int = 0, **overrides: Any) -> Path:
-    """A Hugging Face folder (config, safetensors, tokenizer, generation config), the same for a seed always."""
+    """A Hugging Face folder (config, safetensors, tokenizer, generation config), a function of the seed."""
     config = config_of(variant, **overrides)
     config.dtype = torch.float32
     with torch.random.fork_rng(devices=[]):

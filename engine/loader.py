@@ -1,0 +1,172 @@
+"""From an EngineConfig to a model that is ready to run."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from baton.core.errors import InvalidArgument
+from baton.core.model import PROTOCOL_VERSION, Fingerprint, ModelInfo
+from baton.engine.config import DecoderConfig, EngineConfig
+from baton.engine.kv_pool import KvPool, KvShape
+from baton.engine.models.base import DecoderModel
+from baton.engine.models.llama import LlamaModel
+from baton.engine.models.llama_weights import load_weights
+from baton.engine.torch_runner import TorchRunner
+from baton.engine.weights.folder import SafetensorsFolder, tokenizer_digest
+from baton.engine.weights.gguf import GgufFile
+from baton.engine.weights.hf_config import decoder_config, eos_token_ids, read_config
+from baton.engine.weights.locate import locate
+from baton.engine.weights.source import WeightSource
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, and the facts that composing a node takes.
+
+    path: the .gguf file or the folder, which also holds the tokenizer. max_positions: the model's own limit,
+    tokens. weights_digest, tokenizer_digest, geometry: see `Fingerprint`.
+    """
+
+    config: EngineConfig
+    path: Path
+    model: DecoderModel
+    architecture: str
+    vocab_size: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    weights_digest: str
+    tokenizer_digest: str
+    geometry: str
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(
+            protocol=str(PROTOCOL_VERSION),
+            architecture=self.architecture,
+            weights=self.weights_digest,
+            tokenizer=self.tokenizer_digest,
+            geometry=self.geometry,
+        )
+
+    def kv_shape(self, num_blocks: int) -> KvShape:
+        return KvShape(
+            num_blocks,
+            self.layers,
+            self.config.block_size,
+            self.kv_heads,
+            self.head_dim,
+            self.config.torch_dtype,
+        )
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """KV of one token over all layers."""
+        return self.kv_shape(1).token_bytes
+
+    def max_model_len(self, num_blocks: int) -> int:
+        """Tokens of prompt and output that one request may have: the least of the model's limit, the
+        config's, and what a pool of so many blocks (one of them the null block) can hold."""
+        room = (num_blocks - 1) * self.config.block_size
+        wanted = min(self.max_positions, self.config.max_model_len or self.max_positions)
+        if room < wanted:
+            log.warning("a pool of %d blocks limits a request to %d tokens, not %d", num_blocks, room, wanted)
+        return min(wanted, room)
+
+    def info(self, num_blocks: int, name: str = "") -> ModelInfo:
+        """name: what clients call the model; its MODEL string unless given."""
+        return ModelInfo(
+            name=name or self.config.model,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len(num_blocks),
+            eos_token_ids=self.eos_token_ids,
+            fingerprint=self.fingerprint,
+        )
+
+    def runner(self, num_blocks: int, memory: torch.Tensor | None = None, name: str = "") -> TorchRunner:
+        """memory: where the pool lives (see `KvPool`); None: private memory of this process."""
+        pool = KvPool(self.kv_shape(num_blocks), memory)
+        return TorchRunner(self.model, pool, self.info(num_blocks, name))
+
+
+def load(config: EngineConfig) -> LoadedModel:
+    """Load all weights. InvalidArgument: no such model, or its files are damaged, incomplete or of an
+    architecture that cannot be run, with the file and what is wrong; Unavailable: the hub does not answer."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    path = locate(config.model)
+    return _load_gguf(config, path) if path.is_file() else _load_folder(config, path)
+
+
+def _load_gguf(config: EngineConfig, path: Path) -> LoadedModel:
+    file = GgufFile(path)
+    return _native(config, path, file, file.config(), file.tokenizer_digest())
+
+
+def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
+    hf_config = read_config(path)
+    source = SafetensorsFolder(path)
+    decoder = decoder_config(path, hf_config)
+    if decoder is not None:
+        return _native(config, path, source, decoder, tokenizer_digest(path))
+    from baton.engine.models.hooked import load_hooked  # brings transformers' modelling code in
+
+    model = load_hooked(path, config.torch_dtype)
+    facts = model.facts
+    return LoadedModel(
+        config=config,
+        path=path,
+        model=model,
+        architecture=hf_config.model_type,
+        vocab_size=facts.vocab_size,
+        layers=facts.layers,
+        kv_heads=facts.kv_heads,
+        head_dim=facts.head_dim,
+        max_positions=facts.max_positions,
+        eos_token_ids=eos_token_ids(path, hf_config),
+        weights_digest=source.digest(),
+        tokenizer_digest=tokenizer_digest(path),
+        geometry=facts.geometry,
+    )
+
+
+def _native(
+    config: EngineConfig, path: Path, source: WeightSource, decoder: DecoderConfig, tokenizer: str
+) -> LoadedModel:
+    weights = load_weights(source, decoder, config.torch_dtype)
+    if any(not 0 <= token < decoder.vocab_size for token in decoder.eos_token_ids):
+        raise InvalidArgument(
+            f"{source.where} names end tokens {decoder.eos_token_ids} outside its vocabulary"
+        )
+    return LoadedModel(
+        config=config,
+        path=path,
+        model=LlamaModel(decoder, weights),
+        architecture=decoder.architecture,
+        vocab_size=decoder.vocab_size,
+        layers=decoder.layers,
+        kv_heads=decoder.kv_heads,
+        head_dim=decoder.head_dim,
+        max_positions=decoder.max_positions,
+        eos_token_ids=decoder.eos_token_ids,
+        weights_digest=source.digest(),
+        tokenizer_digest=tokenizer,
+        geometry=_geometry(decoder),
+    )
+
+
+def _geometry(decoder: DecoderConfig) -> str:
+    windows = decoder.windows
+    window = str(windows[0]) if len(set(windows)) == 1 else "/".join(str(w) for w in windows)
+    return (
+        f"layers={decoder.layers} kv_heads={decoder.kv_heads} head_dim={decoder.head_dim} "
+        f"rope={decoder.rope.describe()} window={window}"
+    )
