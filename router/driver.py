@@ -78,6 +78,8 @@ class Driver:
         self.on_record: Callable[[Record], None] = lambda record: None
         self.on_pair: Callable[[Pair], None] = lambda pair: None
         self.on_step: Callable[[], None] = lambda: None
+        self.idle = asyncio.Event()  # set while no client waits
+        self.idle.set()
         self._outlets: dict[str, Outlet] = {}
         self._events: deque[Event] = deque()
         self._busy = False
@@ -102,6 +104,7 @@ class Driver:
     def submit(self, request: Request, deadline_s: float | None, outlet: Outlet) -> None:
         """Hand a validated request over; everything further comes through `outlet`."""
         self._outlets[request.id] = outlet
+        self.idle.clear()
         self.post(Arrived(request, deadline_s))
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
@@ -179,14 +182,20 @@ class Driver:
             outlet.deliver(effect)
 
     def _complete(self, effect: Complete) -> None:
-        outlet = self._outlets.pop(effect.request_id, None)
+        outlet = self._forget(effect.request_id)
         if outlet is not None:
             outlet.complete(effect)
 
     def _reject(self, effect: Reject) -> None:
-        outlet = self._outlets.pop(effect.request_id, None)
+        outlet = self._forget(effect.request_id)
         if outlet is not None:
             outlet.reject(effect)
+
+    def _forget(self, request_id: str) -> Outlet | None:
+        outlet = self._outlets.pop(request_id, None)
+        if not self._outlets:
+            self.idle.set()
+        return outlet
 
     def _dispatch(self, effect: Dispatch) -> None:
         prefill, decode = self.ports.get(effect.prefill_node), self.ports.get(effect.decode_node)

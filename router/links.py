@@ -120,7 +120,7 @@ class NodeLink:
         node_id, post_all = self.facts.node_id, self._driver.post_all
         reason = "its Attach stream ended"
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
+            while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 post_all(node_events(node_id, message))
         except grpc.RpcError as error:
             reason = f"its Attach stream broke: {from_rpc_error(error)}"

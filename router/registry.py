@@ -24,12 +24,14 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
         self._lease_s = lease_s
         self._patience_s = patience_s
 
-    async def Announce(self, request_iterator: Any, context: Any) -> None:
+    async def Announce(  # type: ignore[override]  # the stubs know only generators
+        self, request_iterator: Any, context: Any
+    ) -> None:
         try:
             first = await asyncio.wait_for(context.read(), FIRST_MESSAGE_S)
         except TimeoutError:
             raise DeadlineExceeded("no registration came") from None
-        if first is grpc.aio.EOF or first.WhichOneof("message") != "registration":
+        if first is grpc.aio.EOF or first.WhichOneof("message") != "registration":  # type: ignore[attr-defined]
             raise InvalidArgument("the first message must be a registration", field="registration")
         member = await self._membership.join(registration_from_proto(first.registration))
         welcome = pb.Welcome(router_id=self._membership.router_id, lease_s=self._lease_s)
@@ -67,7 +69,7 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
             except TimeoutError:
                 member.link.lose(f"no load report for {self._patience_s:g} s")
                 return
-            if message is grpc.aio.EOF:
+            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 return
             if message.WhichOneof("message") == "load":
                 self._membership.report(member, load_from_proto(message.load))

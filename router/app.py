@@ -1,0 +1,162 @@
+"""A whole router, built from plain settings: two gRPC servers on one event loop, started, drained, stopped.
+
+Clients come in by the client port (Inference, Admin), nodes by the registry port, which each router process
+has for itself; so several processes can share a client port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, field
+
+import structlog
+
+from baton.core.errors import Unavailable
+from baton.core.model import Fingerprint
+from baton.proto.v1 import admin_pb2_grpc, inference_pb2_grpc, registry_pb2_grpc
+from baton.router.admin import AdminService
+from baton.router.driver import Driver
+from baton.router.machine import RouterMachine
+from baton.router.machine_config import RouterConfig
+from baton.router.membership import Membership
+from baton.router.observe import Observer
+from baton.router.prepare import Limits
+from baton.router.registry import RegistryService
+from baton.router.service import InferenceService, ServiceOptions, Tokenizer
+from baton.runtime.grpc_channel import TransportOptions
+from baton.runtime.grpc_server import GrpcServer, ServerOptions
+from baton.runtime.metrics import RouterMetrics
+
+log = structlog.get_logger(__name__)
+
+STOP_GRACE_S = 0.5
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """Ports 0: the kernel chooses. model: the name that clients use. expected: fingerprint that nodes must
+    have, None: that of the first. event_log: file for every event of the machine, "" for none."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    reuse_port: bool = False
+    registry_host: str = "127.0.0.1"
+    registry_port: int = 0
+    transport: TransportOptions = field(default_factory=TransportOptions)
+    machine: RouterConfig = field(default_factory=RouterConfig)
+    default_timeout_s: float | None = None
+    tokenizer_digest: str = ""
+    expected: Fingerprint | None = None
+    event_log: str = ""
+    config_json: str = "{}"
+    process: str = "router"
+
+
+class RouterApp:
+    """`await start()`, then `address` and `registry_address`; `await stop(drain_s)`."""
+
+    def __init__(self, settings: RouterSettings, tokenizer: Tokenizer) -> None:
+        self.router_id = f"{settings.process}-{uuid.uuid4().hex[:12]}"
+        self.settings = settings
+        self.metrics = RouterMetrics(settings.model, settings.process)
+        self.machine = RouterMachine(settings.machine)
+        self.driver = Driver(self.machine)
+        self.membership = Membership(
+            self.driver,
+            self.router_id,
+            settings.transport,
+            tokenizer=settings.tokenizer_digest,
+            expected=settings.expected,
+        )
+        self._observer = Observer(self.metrics, self.driver, settings.event_log)
+        self.inference = InferenceService(
+            ServiceOptions(
+                settings.model, Limits(settings.transport.max_message_bytes), settings.default_timeout_s
+            ),
+            tokenizer,
+            self.membership,
+            self.driver,
+            self._observer,
+        )
+        self._clients = self._client_server()
+        self._nodes = self._node_server()
+        self._draining = False
+        self._ready = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return self._clients.address
+
+    @property
+    def registry_address(self) -> str:
+        return self._nodes.address
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that came now could run."""
+        return not self._draining and self.machine.ready()
+
+    async def start(self) -> None:
+        """Bind both ports and serve. BindError names the one that cannot be bound; nothing is left then."""
+        try:
+            await self._nodes.start()
+            await self._clients.start()
+        except Exception:
+            await self._stop_servers()
+            raise
+        self.driver.on_step = self._ready.set
+        self._watch = asyncio.get_running_loop().create_task(self._watch_ready())
+        log.info("router serves", clients=self.address, registry=self.registry_address)
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Take nothing new, wait up to `drain_s` for what runs, end the rest with UNAVAILABLE, go."""
+        self._draining = self.inference.draining = True
+        await self._clients.set_serving(False)
+        try:
+            async with asyncio.timeout(drain_s):
+                await self.driver.idle.wait()
+        except TimeoutError:
+            self.driver.abandon_all(Unavailable("the router stops", retry_after_s=1.0))
+            await asyncio.sleep(POLL_S)  # let the aborts reach the nodes, and the statuses the clients
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._stop_servers()
+
+    async def _stop_servers(self) -> None:
+        await self._clients.stop(STOP_GRACE_S)
+        await self.membership.close()
+        await self._nodes.stop()
+        self.driver.close()
+        self.inference.close()
+        self._observer.close()
+
+    async def _watch_ready(self) -> None:
+        """Health is true at all times: serving while some pair of nodes is there."""
+        while True:
+            await self._clients.set_serving(self.ready)
+            await asyncio.sleep(POLL_S)
+            await self._ready.wait()
+            self._ready.clear()
+            self._observer.cluster_changed()
+
+    def _client_server(self) -> GrpcServer:
+        settings = self.settings
+        options = ServerOptions(settings.host, settings.port, settings.reuse_port, settings.transport)
+        server = GrpcServer(options)
+        server.add("baton.v1.Inference", inference_pb2_grpc.add_InferenceServicer_to_server, self.inference)
+        admin = AdminService(self.driver, self.membership, settings.config_json)
+        server.add("baton.v1.Admin", admin_pb2_grpc.add_AdminServicer_to_server, admin)
+        return server
+
+    def _node_server(self) -> GrpcServer:
+        settings = self.settings
+        options = ServerOptions(settings.registry_host, settings.registry_port, False, settings.transport)
+        server = GrpcServer(options)
+        lease_s = settings.machine.lease_s
+        service = RegistryService(self.membership, lease_s, lease_s * settings.machine.lost_leases)
+        server.add("baton.v1.Registry", registry_pb2_grpc.add_RegistryServicer_to_server, service)
+        return server
