@@ -82,6 +82,20 @@ class InternalError(BatonError):
     code = Code.INTERNAL
 
 
+class Unimplemented(BatonError):
+    """The peer, or this build, does not know how."""
+
+    code = Code.UNIMPLEMENTED
+
+
+class Unauthenticated(BatonError):
+    code = Code.UNAUTHENTICATED
+
+
+class PermissionDenied(BatonError):
+    code = Code.PERMISSION_DENIED
+
+
 class IllegalTransition(BatonError):
     """A state machine was given an event its state does not allow. Nothing was changed."""
 
@@ -99,10 +113,13 @@ _BY_CODE: dict[Code, type[BatonError]] = {
         DeadlineExceeded,
         Cancelled,
         InternalError,
+        Unimplemented,
+        Unauthenticated,
+        PermissionDenied,
     )
 }
 
 
 def error_for(code: Code, message: str, *, field: str = "", retry_after_s: float | None = None) -> BatonError:
     """Build the error that `code` names: what a peer's status turns back into on this side."""
-    return _BY_CODE.get(code, InternalError)(message, field=field, retry_after_s=retry_after_s)
+    return _BY_CODE[code](message, field=field, retry_after_s=retry_after_s)

@@ -23,6 +23,9 @@ def test_text_names_the_field() -> None:
         (Code.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (Code.CANCELLED, errors.Cancelled),
         (Code.INTERNAL, errors.InternalError),
+        (Code.UNIMPLEMENTED, errors.Unimplemented),
+        (Code.UNAUTHENTICATED, errors.Unauthenticated),
+        (Code.PERMISSION_DENIED, errors.PermissionDenied),
     ],
 )
 def test_a_code_turns_back_into_its_error(code: Code, kind: type[BatonError]) -> None:
@@ -31,8 +34,8 @@ def test_a_code_turns_back_into_its_error(code: Code, kind: type[BatonError]) ->
     assert (error.code, error.message, error.field, error.retry_after_s) == (code, "why", "f", 1.5)
 
 
-def test_a_code_without_an_error_of_its_own_is_internal() -> None:
-    assert type(error_for(Code.UNIMPLEMENTED, "why")) is errors.InternalError
+def test_no_code_is_lost_on_its_way() -> None:
+    assert all(error_for(code, "why").code is code for code in Code)
 
 
 def test_running_out_of_blocks_and_illegal_moves_are_our_own_errors() -> None:
