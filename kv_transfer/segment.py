@@ -110,7 +110,7 @@ class MappedPool:
             length = HEADER_BYTES + layout.pool_bytes
             memory = mmap.mmap(self._fd, length, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except BaseException:
-            os.close(self._fd)
+            self._close()
             raise
         self.tensor = pool_tensor(memory, layout)
 
@@ -137,10 +137,14 @@ class MappedPool:
         """Nobody holds the owner's lock any more."""
         return self._fd < 0 or _is_free(self._fd, fcntl.LOCK_SH)
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+    def _close(self) -> None:
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self._close()
 
 
 def pool_tensor(memory: mmap.mmap, layout: KvLayout) -> torch.Tensor:
@@ -151,6 +155,15 @@ def pool_tensor(memory: mmap.mmap, layout: KvLayout) -> torch.Tensor:
         count=layout.pool_bytes // getattr(torch, layout.dtype).itemsize,
     )
     return flat.view(layout.shape)
+
+
+def is_ours(name: str, directory: Path = DIRECTORY) -> bool:
+    """A segment of that name exists here and this user may map it."""
+    try:
+        status = os.stat(directory / name, follow_symlinks=False)
+    except OSError:
+        return False
+    return _NAME.fullmatch(name) is not None and status.st_uid == os.getuid()
 
 
 def sweep(directory: Path = DIRECTORY) -> list[str]:
