@@ -1,4 +1,4 @@
-"""A node without a model: real gRPC services, scripted tokens. For benchmarks and tests of everything around it.
+"""A node without a model: real gRPC services, scripted tokens. For benchmarks, and tests of what is round it.
 
 It runs in steps like a real one: each step gives every running request its next tokens and sends each router
 one message with all of them. Nodes of one process know each other (`PEERS`), so a stub prefill node can hand
@@ -219,7 +219,7 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
 
     def _advance(self, key: tuple[str, int], item: Running, out: list[node_pb2.NodeEvent]) -> None:
         request, at = item.request, {"request_id": key[0], "attempt": key[1]}
-        first = not item.started and not (item.decode == "")
+        first = not item.started and item.decode != ""
         if first:
             item.started = True
             out.append(node_pb2.NodeEvent(**at, started=node_pb2.Started()))

@@ -46,7 +46,7 @@ _SCALARS = (
 
 def sampling_from_proto(msg: pb.SamplingParams) -> SamplingParams:
     """What the sender left out takes core's default. Ranges: SamplingParams.validate."""
-    given = {name: getattr(msg, name) for name in _SCALARS if msg.HasField(name)}
+    given = {name: getattr(msg, name) for name in _SCALARS if msg.HasField(name)}  # type: ignore[arg-type]
     return SamplingParams(
         **given,
         logit_bias=tuple(sorted(msg.logit_bias.items())),
@@ -72,7 +72,7 @@ def slo_from_proto(msg: pb.Slo) -> Slo:
     """InvalidArgument: a target that is not a positive, finite number of seconds."""
     targets: dict[str, float] = {}
     for name in ("ttft_s", "tpot_s"):
-        if msg.HasField(name):  # type: ignore[arg-type]
+        if msg.HasField(name):
             value = checks.finite(f"slo.{name}", getattr(msg, name))
             if value == 0.0:
                 raise InvalidArgument("must be more than 0", field=f"slo.{name}")

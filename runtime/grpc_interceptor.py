@@ -26,7 +26,7 @@ OnRpc = Callable[[str, str, float], None]
 Behaviour = Callable[[Any, Any], Any]
 
 
-class EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
+class EdgeInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, on_rpc: OnRpc | None = None) -> None:
         self._on_rpc = on_rpc or (lambda method, code, seconds: None)
 
