@@ -161,12 +161,13 @@ class WindowDetokenizer:
         return delta
 
     def _narrow(self) -> None:
-        """Drop old tokens, but keep enough that the window does not look like the start of a text."""
+        """Drop old tokens, but keep enough that the window neither looks like the start of a text nor starts
+        inside a character."""
         context = self.CONTEXT_TOKENS
         while True:
             start = max(0, self._known - context)
             base = self._decode(self._ids[start : self._known])
-            if start == 0 or base.strip():
+            if start == 0 or (base.strip() and "\ufffd" not in base):
                 break
             context *= 2
         self._ids, self._known, self._base = self._ids[start:], self._known - start, base
