@@ -218,7 +218,8 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
             await asyncio.sleep(self.config.step_s)
 
     def _advance(self, key: tuple[str, int], item: Running, out: list[node_pb2.NodeEvent]) -> None:
-        request, at = item.request, {"request_id": key[0], "attempt": key[1]}
+        request = item.request
+        at: dict[str, Any] = {"request_id": key[0], "attempt": key[1]}
         first = not item.started and item.decode != ""
         if first:
             item.started = True
@@ -280,7 +281,8 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
             await asyncio.sleep(0.05)
 
     async def _announce_once(self, to_router: grpc.aio.Channel) -> None:
-        call = registry_pb2_grpc.RegistryStub(to_router).Announce()
+        stub: Any = registry_pb2_grpc.RegistryStub(to_router)
+        call = stub.Announce()
         registration = registration_to_proto(self.registration())
         await call.write(registry_pb2.AnnounceRequest(registration=registration))
         await call.read()

@@ -7,7 +7,7 @@ with baton.Client("127.0.0.1:8000") as client:
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "__version__"]  # noqa: F822  # the clients come by __getattr__
+__all__ = ["AsyncClient", "Client", "__version__"]  # the clients come by __getattr__
 
 _LAZY = {"AsyncClient": "baton.runtime.client.aio", "Client": "baton.runtime.client.threads"}
 
