@@ -60,7 +60,8 @@ class Prefilled:
 class Ended:
     """The request is over on this node. It holds nothing here any more, but for prefill blocks that a
     hand-off may still read (they go with `PrefillScheduler.release`). error: only with reason ERROR.
-    Nothing is told to the router when `silent` (it asked for the end itself, or hears of it from the other node)."""
+    Nothing is told to the router when `silent` (it asked for the end itself, or hears of it from the other
+    node)."""
 
     key: Key
     reason: FinishReason
