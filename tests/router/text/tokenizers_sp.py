@@ -5,8 +5,27 @@ from __future__ import annotations
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 BOS, EOS = "<s>", "</s>"
-_WORDS = ["▁the", "▁a", "he", "ll", "o", "▁x", "th", "▁▁", "▁▁▁▁", "가", "한", "é", "s", "▁", ".", ",", "'",
-'"'] _LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)] + list("ABCDEFGHIJ0123456789!?\n-")
+_WORDS = [
+    "▁the",
+    "▁a",
+    "he",
+    "ll",
+    "o",
+    "▁x",
+    "th",
+    "▁▁",
+    "▁▁▁▁",
+    "가",
+    "한",
+    "é",
+    "s",
+    "▁",
+    ".",
+    ",",
+    "'",
+    '"',
+]
+_LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)] + list("ABCDEFGHIJ0123456789!?\n-")
 
 
 def _vocab() -> dict[str, int]:
@@ -26,8 +45,10 @@ def _merges(vocab: dict[str, int]) -> list[tuple[str, str]]:
 
 def _base() -> Tokenizer:
     vocab = _vocab()
-    model = models.BPE(vocab=vocab, merges=_merges(vocab), unk_token="<unk>", fuse_unk=True,
-    byte_fallback=True) tokenizer = Tokenizer(model)
+    model = models.BPE(
+        vocab=vocab, merges=_merges(vocab), unk_token="<unk>", fuse_unk=True, byte_fallback=True
+    )
+    tokenizer = Tokenizer(model)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<unk>", BOS, EOS)])
     return tokenizer
 
@@ -87,8 +108,23 @@ def unigram() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    words = ["[UNK]", "[CLS]", "[SEP]", "the", "run", "##ner", "##s", "hand", "baton", ".", ",", "'", "a",
-    "é"] tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "the",
+        "run",
+        "##ner",
+        "##s",
+        "hand",
+        "baton",
+        ".",
+        ",",
+        "'",
+        "a",
+        "é",
+    ]
+    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
