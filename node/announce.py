@@ -49,6 +49,11 @@ class Announcer:
         for router in self._routers:
             router.changed(load)
 
+    def transferred(self, payload_bytes: int, seconds: float) -> None:
+        """One KV write was applied."""
+        for router in self._routers:
+            router.transferred(payload_bytes, seconds)
+
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -74,8 +79,10 @@ class _Router:
         self._load = load
         self._prefill.extend(load.prefill_samples)
         self._decode.extend(load.decode_samples)
-        self._transfer.extend(load.transfer_samples)
         self._news.set()
+
+    def transferred(self, payload_bytes: int, seconds: float) -> None:
+        self._transfer.append((payload_bytes, seconds))
 
     async def keep(self) -> None:
         """Announce for ever; a refusal or a break is tried again."""

@@ -1,4 +1,4 @@
-"""A node on one event loop: parts, engine thread, services, announcements; started, drained, stopped."""
+"""A node on one event loop: parts, engine thread, services, announcements. Started, drained, stopped."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from dataclasses import asdict
 import structlog
 
 from baton.core.kvcache import KvEvents
-from baton.core.load import LoadReport
-from baton.core.node_effects import Ended, Started
 from baton.decode_node.service import DecodeService, Facts
 from baton.kv_transfer.handoff_source import HandoffSource, SourceLimits
-from baton.kv_transfer.host import host_id
+from baton.kv_transfer.select import host_id
 from baton.node.announce import Announcer
 from baton.node.build import build
 from baton.node.engine_thread import EngineThread
+from baton.node.observe import NodeObserver
 from baton.node.service import NodeService
 from baton.node.shell import Shell
 from baton.prefill_node.exporter import Exporter
@@ -66,8 +65,9 @@ class NodeApp:
         self._closers.append(parts.close)
         name = parts.info.name
         self._metrics = NodeMetrics(name, start.name)
-        options = TransportOptions(max_message_bytes=start.config.router.max_message_bytes)
-        shell = self._shell = Shell(start.node_id, parts.incarnation, self._max_requests())
+        options = TransportOptions(**start.config.grpc.model_dump())
+        observer = NodeObserver(self._metrics)
+        shell = self._shell = Shell(start.node_id, parts.incarnation, self._max_requests(), observer)
         self._engine = EngineThread(parts.core, parts.runner, shell.emit)
         self._bus = Publisher(start.node_id, parts.incarnation, start.host, start.advertise_host)
         self._closers.append(self._bus.close)
@@ -79,8 +79,8 @@ class NodeApp:
         self._add_services()
         await self._server.start()
         self._announcer = Announcer(start.registries, self.registration, options)
-        shell.on_load, shell.on_kv = self._on_load, self._on_kv
-        shell.on_fault, shell.on_event = self._on_fault, self._on_event
+        shell.on_load, shell.on_kv = self._announcer.changed, self._on_kv
+        shell.on_transfer, shell.on_fault = self._announcer.transferred, self._on_fault
         metrics = self._serve_health()
         self._engine.start()
         await self._server.set_serving(True)
@@ -204,12 +204,6 @@ class NodeApp:
 
     # ---- what the engine says ----------------------------------------------------------------------------
 
-    def _on_load(self, load: LoadReport) -> None:
-        self._metrics.load(load)
-        for seconds, kind, tokens in _steps(load):
-            self._metrics.step(kind, seconds, tokens)
-        self._announcer.changed(load)
-
     def _on_kv(self, events: KvEvents) -> None:
         self._bus.publish(events.stored, events.removed)
 
@@ -218,20 +212,7 @@ class NodeApp:
         self._health.set_not_ready("the engine has stopped")
         self._stopping.set()
 
-    def _on_event(self, effect: object) -> None:
-        match effect:
-            case Ended(preemptions=count) if count:
-                self._metrics.preempted(count)
-            case Started():
-                pass
-
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BUS_BEAT_S)
             self._bus.beat()
-
-
-def _steps(load: LoadReport) -> list[tuple[float, str, int]]:
-    prefill = [(seconds, "prefill", tokens) for tokens, _, seconds in load.prefill_samples]
-    decode = [(seconds, "decode", rows) for rows, _, seconds in load.decode_samples]
-    return prefill + decode

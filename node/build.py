@@ -18,7 +18,8 @@ from baton.kv_transfer.handoff_sink import HandoffSink, SinkLimits
 from baton.kv_transfer.layout import KvLayout
 from baton.kv_transfer.segment import SharedPool
 from baton.kv_transfer.shm import ShmTransport
-from baton.kv_transfer.tcp import TcpOptions, TcpTransport
+from baton.kv_transfer.tcp.sockets import TcpOptions
+from baton.kv_transfer.tcp.transport import TcpTransport
 from baton.node.core import CoreLimits, NodeCore
 from baton.prefill_node.limits import PrefillLimits
 from baton.prefill_node.scheduler import PrefillScheduler
@@ -51,7 +52,7 @@ def build(start: NodeStart) -> Parts:
     """Blocking: loads the model. BatonError says what is wrong with the model, the pool or the ports."""
     config = start.config
     settings = config.nodes(start.role).engine
-    name = config.served_name or config.model
+    name = config.name
     loaded = load(
         EngineConfig(
             model=config.model,

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -34,10 +35,12 @@ from baton.core.node_effects import (
 )
 from baton.core.request import Request
 from baton.decode_node.service import DecodeService
+from baton.kv_transfer.api import Completion, Outcome
 from baton.node import commands as cmd
 from baton.node import wire
 from baton.node.core import Admitted, KvChange, LoadOut, Out, SnapshotOut
 from baton.node.engine_thread import EngineThread
+from baton.node.observe import NodeObserver
 from baton.node.outbox import Outbox
 from baton.prefill_node.exporter import Exporter
 from baton.prefill_node.link import Target
@@ -48,17 +51,24 @@ log = structlog.get_logger(__name__)
 OUTBOX_LIMIT = 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    router_id: str
+    prompt_tokens: int
+
+
 class Shell:
     """Implements the ports that the services and the exporter call. All methods run on the event loop, but
     `emit`, which the engine thread calls."""
 
-    def __init__(self, node_id: str, incarnation: str, max_requests: int) -> None:
+    def __init__(self, node_id: str, incarnation: str, max_requests: int, observer: NodeObserver) -> None:
         self.node_id = node_id
         self.incarnation = incarnation
         self.draining = False
         self.load: LoadReport | None = None
         self._max_requests = max_requests
-        self._owners: dict[Key, str] = {}
+        self._observer = observer
+        self._owners: dict[Key, Owner] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._snapshots: dict[int, asyncio.Future[tuple[bytes, ...]]] = {}
         self._tokens = itertools.count()
@@ -66,7 +76,7 @@ class Shell:
         self.on_load: Callable[[LoadReport], None] = lambda load: None
         self.on_kv: Callable[[KvEvents], None] = lambda events: None
         self.on_fault: Callable[[BaseException], None] = lambda error: None
-        self.on_event: Callable[[object], None] = lambda effect: None
+        self.on_transfer: Callable[[int, float], None] = lambda payload_bytes, seconds: None
 
     def wire(self, engine: EngineThread, exporter: Exporter, importer: DecodeService) -> None:
         """Once, before the engine starts."""
@@ -90,7 +100,7 @@ class Shell:
         if self._outboxes.get(outbox.router_id) is not outbox:
             return
         del self._outboxes[outbox.router_id]
-        keys = [key for key, owner in self._owners.items() if owner == outbox.router_id]
+        keys = [key for key, owner in self._owners.items() if owner.router_id == outbox.router_id]
         log.info("router detached", router=outbox.router_id, aborted=len(keys))
         self.abort(keys)
 
@@ -110,7 +120,7 @@ class Shell:
         in_place = target.node_id == self.node_id
         if in_place and target.incarnation != self.incarnation:
             raise Unavailable(f"node {self.node_id} was restarted")
-        self._owners[key] = router_id
+        self._owners[key] = Owner(router_id, request.prefill_tokens)
         deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
         if not in_place:
             self._exporter.start(request, router_id, target)
@@ -155,9 +165,13 @@ class Shell:
 
     def handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None:
         owner = self._owners.pop(key, None)
-        self.on_event((payload_bytes, transfer_s))
         if owner is not None:
-            self._tell(owner, [wire.handed_off(key, prefill_s, transfer_s, payload_bytes)])
+            self._tell(owner.router_id, [wire.handed_off(key, prefill_s, transfer_s, payload_bytes)])
+
+    def wrote(self, transport: str, completion: Completion) -> None:
+        self._observer.wrote(transport, completion)
+        if completion.outcome is Outcome.APPLIED and completion.payload_bytes:
+            self.on_transfer(completion.payload_bytes, completion.seconds)
 
     # ---- the decode service's port -----------------------------------------------------------------------
 
@@ -210,11 +224,14 @@ class Shell:
             case Started(key) | TokensOut(key):
                 owner = self._owners.get(key)
                 if owner is not None:
-                    events[owner].append(wire.event(out))
+                    events[owner.router_id].append(wire.event(out))
+                    if isinstance(out, Started):
+                        self._observer.started(out, owner.prompt_tokens)
             case Ended(key):
                 owner = self._owners.pop(key, None)
                 if owner is not None and not out.silent:
-                    events[owner].append(wire.event(out))
+                    events[owner.router_id].append(wire.event(out))
+                self._observer.ended(out)
                 self._exporter.ended(key)
             case KvReady():
                 self._exporter.kv_ready(out)
@@ -226,6 +243,7 @@ class Shell:
                 self._admitted(key, router_id)
             case LoadOut(load):
                 self.load = load
+                self._observer.load(load)
                 self.on_load(load)
             case KvChange(kv_events):
                 self.on_kv(kv_events)
@@ -235,12 +253,11 @@ class Shell:
                     future.set_result(keys)
             case BaseException():
                 self.on_fault(out)
-        self.on_event(out)
 
     def _admitted(self, key: Key, router_id: str) -> None:
         """A request whose router has gone by now has nobody to tell: it ends here."""
         if router_id in self._outboxes:
-            self._owners[key] = router_id
+            self._owners[key] = Owner(router_id, 0)
         else:
             self.abort([key])
 

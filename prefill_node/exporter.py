@@ -20,7 +20,7 @@ from baton.core.errors import BatonError, Unavailable
 from baton.core.node_effects import Key, KvReady, Prefilled
 from baton.core.request import Request
 from baton.kv_transfer import handoff
-from baton.kv_transfer.api import KvTransport
+from baton.kv_transfer.api import Completion, KvTransport
 from baton.kv_transfer.handoff_source import HandoffSource
 from baton.prefill_node.link import Identity, Link, Target
 from baton.proto.v1 import decode_node_pb2 as pb
@@ -38,6 +38,8 @@ class ExportPort(Protocol):
     def export_ended(self, key: Key) -> None: ...
 
     def handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None: ...
+
+    def wrote(self, transport: str, completion: Completion) -> None: ...
 
 
 @dataclass(slots=True)
@@ -137,6 +139,8 @@ class Exporter:
         error: BatonError = Unavailable(f"hand-off link to {name} failed")
         try:
             error = await link.run(lambda: self._on_up(name), lambda message: self._on_message(name, message))
+        except Exception:
+            log.exception("hand-off link broke on an error of our own", decode=name)
         finally:
             self._on_down(name, error)
         while not self._source.settled(name):
@@ -212,6 +216,7 @@ class Exporter:
     def _poll(self) -> None:
         for transport in self._transports.values():
             for completion in transport.poll():
+                self._port.wrote(transport.kind, completion)
                 self._run(self._source.completion(_now(), completion))
         self._polled.set()
 

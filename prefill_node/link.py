@@ -84,8 +84,9 @@ class Link:
                 lease_s = await self._shake_hands(call)
                 beats = asyncio.create_task(self._beat(lease_s))
                 on_up()
-                async for response in call:
+                while (response := await call.read()) is not grpc.aio.EOF:
                     on_message(response)
+                await self._raise_status(call)
             return Unavailable(f"decode node {self.target.name} closed the hand-off link")
         except grpc.aio.AioRpcError as error:
             return _explained(self.target, from_rpc_error(error))
@@ -105,16 +106,9 @@ class Link:
             raise Unavailable(
                 f"decode node {self.target.name} did not answer in {HELLO_TIMEOUT_S} s"
             ) from None
+        if first is grpc.aio.EOF:
+            await self._raise_status(call)
         if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
-            if first is grpc.aio.EOF and await call.code() is not grpc.StatusCode.OK:
-                raise from_rpc_error(
-                    grpc.aio.AioRpcError(
-                        await call.code(),
-                        await call.initial_metadata(),
-                        await call.trailing_metadata(),
-                        await call.details(),
-                    )
-                )
             raise Unavailable(f"decode node {self.target.name} did not say hello")
         hello: pb.DecodeHello = first.hello
         if hello.incarnation != self.target.incarnation:
@@ -130,6 +124,16 @@ class Link:
         self.connection = await self._connect(hello, layout, endpoints)
         self.peer_layout = layout
         return hello.lease_s if 0.1 <= hello.lease_s < 1e6 else self._identity.lease_s
+
+    async def _raise_status(self, call: grpc.aio.StreamStreamCall) -> None:
+        """After the stream's end: the peer's error, if it gave one."""
+        if await call.code() is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(
+                await call.code(),
+                await call.initial_metadata(),
+                await call.trailing_metadata(),
+                await call.details(),
+            )
 
     async def _connect(
         self, hello: pb.DecodeHello, layout: KvLayout, endpoints: Sequence[Endpoint]
