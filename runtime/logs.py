@@ -54,9 +54,15 @@ class _ProcessName:
 
 
 def _renderers(config: LoggingConfig) -> list[Processor]:
+    # Tracebacks without local variables: those hold prompts.
     if config.format == "json":
-        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [
+            structlog.processors.ExceptionRenderer(tracebacks),
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 @contextlib.contextmanager
