@@ -117,10 +117,9 @@ def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
     decoder = decoder_config(path, hf_config)
     if decoder is not None:
         return _native(config, path, source, decoder, tokenizer_digest(path))
-    from baton.engine.models.hooked import load_hooked  # brings transformers' modelling code in
+    from baton.engine.models.hooked_load import load_hooked  # brings transformers' modelling code in
 
-    model = load_hooked(path, config.torch_dtype)
-    facts = model.facts
+    model, facts = load_hooked(path, hf_config, config.torch_dtype)
     return LoadedModel(
         config=config,
         path=path,
