@@ -4,7 +4,8 @@ The fit is held in information form (A = sum of w x x', b = sum of w x y, both f
 started from a prior. Where the data say nothing (all prompts of one length, say) the last parameters stay.
 With three parameters at most, the non-negative optimum is found exactly: the best of the unconstrained fits
 over all subsets of parameters. Samples weigh 1 / y**2, for latency noise is relative; outliers are damped
-(Huber).
+(Huber); a surprising sample makes the fit forget faster, so that a node that changed its pace, or differs
+much from the prior, is known after a few samples.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from baton.core.cost import Estimate
 from baton.core.load import LoadReport
 
 HUBER = 3.0  # residuals beyond that many sigmas lose weight
+SURPRISE = 0.4  # a relative residual beyond that
+FORGETTING_WHEN_SURPRISED = 0.8
+MAX_S, MAX_SIZE = 1e4, 1e15  # beyond, a sample is nonsense
 PRIOR_SIGMA = 0.5  # relative residual to be expected of the prior
-PRIOR_FACTOR = 30.0  # the prior is taken to be right within about this factor
+PRIOR_FACTOR = 300.0  # the prior is taken to be right within about this factor
 CLING = 1e-7  # weight of the last parameters against the data's, where the data leave a choice
 FLOOR_S = 1e-5  # shorter latencies weigh no more than this one
 
@@ -59,19 +63,20 @@ class Fit:
         return sum([t * v for t, v in zip(self.theta, x, strict=True)])
 
     def observe(self, x: Vector, y: float) -> None:
-        """One measurement. Nonsense (not finite, not positive) is ignored: it may come from a peer."""
-        if not (math.isfinite(y) and y > 0.0 and all(math.isfinite(v) and v >= 0.0 for v in x)):
+        """One measurement. Nonsense is ignored: it may come from a peer."""
+        if not (0.0 < y < MAX_S and all(0.0 <= v < MAX_SIZE for v in x)):
             return
         predicted = self.mean(x)
         residual = (y - predicted) / max(y, predicted, FLOOR_S)
         damp = min(1.0, HUBER * self.sigma / abs(residual)) if residual and self.samples > 8 else 1.0
         weight = damp / max(y, FLOOR_S) ** 2
+        fade = self._forgetting if abs(residual) < SURPRISE else FORGETTING_WHEN_SURPRISED
         u = [v / s for v, s in zip(x, self._scale, strict=True)]
         for i, ui in enumerate(u):
-            self._b[i] = self._forgetting * self._b[i] + weight * ui * y
+            self._b[i] = fade * self._b[i] + weight * ui * y
             row = self._a[i]
             for j, uj in enumerate(u):
-                row[j] = self._forgetting * row[j] + weight * ui * uj
+                row[j] = fade * row[j] + weight * ui * uj
         step = max(1.0 / (self.samples + 2), 1.0 - self._forgetting)
         self._variance += step * (residual * residual - self._variance)
         self.samples += 1

@@ -67,7 +67,8 @@ def fail_attempt(
     if final is not None:
         reject(state, live, final, now, out)
         return
-    if not refused:
+    misfit = error.code is Code.FAILED_PRECONDITION and len(attempt.nodes) == 2
+    if not refused and not misfit:  # no room, or no fit with this very peer: neither is the node's fault
         live.avoid[culprit] = None
     live.avoid_pairs[attempt.prefill_id, attempt.decode_id] = None
     timeout_s = None if live.deadline_s is None else live.deadline_s - now

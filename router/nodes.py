@@ -209,7 +209,10 @@ class Registry:
         for other in self:
             if other is node:
                 continue
-            items = dict.fromkeys((*self.why_not(node, other), *self.why_not(other, node)))
+            items = list(self.why_not(node, other))
+            back = self._refused.get((other.id, node.id))
+            if back is not None and back not in items:
+                items.append(back)
             if items:
                 found.append(Mismatch(other.id, tuple(items)))
         return tuple(found)
