@@ -159,4 +159,7 @@ class RouterApp:
         lease_s = settings.machine.lease_s
         service = RegistryService(self.membership, lease_s, lease_s * settings.machine.lost_leases)
         server.add("baton.v1.Registry", registry_pb2_grpc.add_RegistryServicer_to_server, service)
+        # Here too: on a client port that several routers share, nobody can tell which of them answers.
+        admin = AdminService(self.driver, self.membership, settings.config_json)
+        server.add("baton.v1.Admin", admin_pb2_grpc.add_AdminServicer_to_server, admin)
         return server
