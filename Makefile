@@ -1,5 +1,5 @@
 # One command each. Everything lives in .venv; installs run again only when their inputs change.
-PYTHON ?= python3.11
+PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt

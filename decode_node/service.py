@@ -19,7 +19,7 @@ from baton.kv_transfer.api import KvTransport
 from baton.kv_transfer.layout import KvLayout, compatible
 from baton.proto.v1 import decode_node_pb2 as pb
 from baton.proto.v1.decode_node_pb2_grpc import DecodeNodeServicer
-from baton.runtime import codec, codec_node
+from baton.runtime import checks, codec, codec_node
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +161,7 @@ class DecodeService(DecodeNodeServicer):
             raise InvalidArgument("a hand-off link begins with a hello", field="hello")
         hello = first.hello
         for field in ("node_id", "incarnation", "host_id"):
-            codec_node.checks.printable(f"hello.{field}", getattr(hello, field))
+            checks.printable(f"hello.{field}", getattr(hello, field))
         theirs = codec_node.fingerprint_from_proto(hello.fingerprint)
         layout = KvLayout(**asdict(codec_node.layout_from_proto(hello.layout)))
         differing = theirs.differing(self._facts.model.fingerprint) + compatible(layout, self._facts.layout)

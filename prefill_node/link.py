@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import grpc
 import structlog
@@ -84,9 +85,8 @@ class Link:
                 lease_s = await self._shake_hands(call)
                 beats = asyncio.create_task(self._beat(lease_s))
                 on_up()
-                while (response := await call.read()) is not grpc.aio.EOF:
+                while (response := await _read(call)) is not None:
                     on_message(response)
-                await self._raise_status(call)
             return Unavailable(f"decode node {self.target.name} closed the hand-off link")
         except grpc.aio.AioRpcError as error:
             return _explained(self.target, from_rpc_error(error))
@@ -98,19 +98,17 @@ class Link:
             if self.connection is not None:
                 self.connection.close()
 
-    async def _shake_hands(self, call: grpc.aio.StreamStreamCall) -> float:
+    async def _shake_hands(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> float:
         """Learn the peer's pool, open the way into it. Returns the lease in seconds."""
         try:
-            first = await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S)
+            first = await asyncio.wait_for(_read(call), HELLO_TIMEOUT_S)
         except TimeoutError:
             raise Unavailable(
                 f"decode node {self.target.name} did not answer in {HELLO_TIMEOUT_S} s"
             ) from None
-        if first is grpc.aio.EOF:
-            await self._raise_status(call)
-        if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
+        if first is None or first.WhichOneof("message") != "hello":
             raise Unavailable(f"decode node {self.target.name} did not say hello")
-        hello: pb.DecodeHello = first.hello
+        hello = first.hello
         if hello.incarnation != self.target.incarnation:
             raise Unavailable(f"{self.target.address} is another process than {self.target.name} by now")
         differing = self._identity.fingerprint.differing(codec_node.fingerprint_from_proto(hello.fingerprint))
@@ -124,16 +122,6 @@ class Link:
         self.connection = await self._connect(hello, layout, endpoints)
         self.peer_layout = layout
         return hello.lease_s if 0.1 <= hello.lease_s < 1e6 else self._identity.lease_s
-
-    async def _raise_status(self, call: grpc.aio.StreamStreamCall) -> None:
-        """After the stream's end: the peer's error, if it gave one."""
-        if await call.code() is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(
-                await call.code(),
-                await call.initial_metadata(),
-                await call.trailing_metadata(),
-                await call.details(),
-            )
 
     async def _connect(
         self, hello: pb.DecodeHello, layout: KvLayout, endpoints: Sequence[Endpoint]
@@ -165,6 +153,23 @@ class Link:
         while True:
             await asyncio.sleep(lease_s / 4)
             self.send(pb.HandoffRequest(beat=pb.Beat()))
+
+
+async def _read(call: grpc.aio.StreamStreamCall[Any, Any]) -> pb.HandoffResponse | None:
+    """The next response; None at the stream's good end. AioRpcError: the peer ended it with an error."""
+    response = await call.read()
+    if isinstance(response, pb.HandoffResponse):
+        return response
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            code,
+            await call.initial_metadata(),
+            await call.trailing_metadata(),
+            await call.details(),
+            None,
+        )
+    return None
 
 
 def _explained(target: Target, error: BatonError) -> BatonError:
