@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -265,9 +266,13 @@ class Conformance:
         assert {c.outcome for c in source.wait(2).values()} == {Outcome.APPLIED}
 
     def test_nothing_is_left_after_close(self) -> None:
+        names: list[Path] = []
+
         def session() -> None:
             with rig_of(self.kind, self.faults) as rig:
                 source, target = rig.node("s"), rig.node("t")
+                names.extend(node.shared.path for node in rig.nodes if node.shared is not None)
+                assert all(path.exists() for path in names[-2:])
                 for i in range(3):
                     connection = source.transport.connect(target.peer())
                     target.transport.open(i, "s", [1])
@@ -282,6 +287,7 @@ class Conformance:
         for _ in range(3):
             session()
         gc.collect()
+        assert not any(path.exists() for path in names)
         deadline = time.monotonic() + 10
         while _held() != before:
             assert time.monotonic() < deadline, (before, _held())
@@ -289,8 +295,8 @@ class Conformance:
 
 
 def _held() -> tuple[int, int, int]:
-    shm = sum(name.startswith(f"baton-{os.getuid()}-") for name in os.listdir("/dev/shm"))
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), shm
+    mapped = sum("/dev/shm/baton-" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), mapped
 
 
 class FaultyConformance:
