@@ -35,10 +35,8 @@ async def _demo(config: ClusterConfig, prompt: str, max_tokens: int) -> None:
     begun = time.monotonic()
     async with launched(config) as launcher:
         started_s = time.monotonic() - begun
-        answers.print(
-            Rule(f"{config.name}: {_processes(launcher)}, ready after {started_s:.1f} s", align="left")
-        )
-        answers.print(f"[bold]{prompt}[/]\n")
+        answers.print(f"[dim]{_processes(launcher)}: ready after {started_s:.1f} s[/]\n")
+        answers.print(prompt, style="bold", markup=False, end="\n\n")
         answer = await asyncio.to_thread(_ask, launcher.endpoint, prompt, max_tokens)
         answers.print(Rule("where the time went", align="left"))
         answers.print(waterfall(answer.timings, answer.usage))

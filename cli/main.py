@@ -1,17 +1,19 @@
 """The command `baton`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted.
 
-Commands import what they need when they run: `baton version` and mistakes on the command line wait for
-neither gRPC nor a model.
+Commands import what they need when they run, so that mistakes on the command line are told at once.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from baton.cli import admin as admin_commands
+from baton.cli import config as config_commands
 from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail
 from baton.core.errors import BatonError, InvalidArgument
 
@@ -19,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # errors as plain lines, not in boxes
     help="Serve large language models with the prompt phase and the generation phase on separate machines.",
     # --max_tokens is --max-tokens, everywhere.
     context_settings={
@@ -155,16 +158,14 @@ def version() -> None:
     print(__version__)
 
 
-def _add_groups() -> None:
-    from baton.cli import admin, config
-
-    app.add_typer(config.app, name="config")
-    app.add_typer(admin.app, name="admin")
+app.add_typer(config_commands.app, name="config")
+app.add_typer(admin_commands.app, name="admin")
 
 
 def main() -> None:
     """Entry point of the command."""
-    _add_groups()
+    # gRPC's own notes (a peer went away, ...) say nothing that the errors do not.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         app()
     except InvalidArgument as error:

@@ -113,7 +113,8 @@ async def spawn(program: Program, start: NodeStart | RouterStart) -> Child:
             stdout=2,  # standard output is the launcher's own: an answer, or JSON for a program
             pass_fds=(config_fd, write_fd),
             start_new_session=True,
-            env=os.environ
+            env={"GRPC_VERBOSITY": "ERROR"}
+            | os.environ
             | {
                 "PYTHONSAFEPATH": "1",  # the working directory must not shadow packages
                 "PYTHONUNBUFFERED": "1",
