@@ -33,7 +33,7 @@ class Encoder(Protocol):
     def encode(self, text: str) -> Sequence[int]: ...
 
     def encode_chat(
-        self, messages: Sequence[tuple[str, str]], continue_final_message: bool = False
+        self, messages: Sequence[tuple[str, str]], *, continue_final: bool = False
     ) -> Sequence[int]: ...
 
 
@@ -71,7 +71,7 @@ def encode_input(msg: pb.GenerateRequest | pb.TokenizeRequest, encoder: Encoder,
         (checks.printable(f"chat.messages[{i}].role", message.role, most=64, least=1), message.content)
         for i, message in enumerate(chat.messages)
     ]
-    return list(encoder.encode_chat(messages, chat.continue_final_message))
+    return list(encoder.encode_chat(messages, continue_final=chat.continue_final_message))
 
 
 def prepare(

@@ -37,9 +37,9 @@ TEXT_THREADS = 2
 class Tokenizer(Encoder, Protocol):
     """What the service needs of a model's tokenizer: see `router.text`."""
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
 
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> Detokenizer: ...
+    def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> Detokenizer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
         def words(request: Request) -> Words:
             prompt, skip = request.prompt_ids, job.skip_special_tokens
-            detokenizer = self._tokenizer.detokenizer(prompt, skip_special_tokens=skip)
+            detokenizer = self._tokenizer.detokenizer(prompt, skip)
             return Words(
                 detokenizer,
                 job.stop,

@@ -1,0 +1,149 @@
+"""Real deployments for tests: real processes, real sockets, a client, and a check that nothing leaked.
+
+    async with running(config(model, prefill=1, decode=2)) as cluster:
+        answer = await cluster.client.generate(prompt, max_tokens=8, temperature=0.0)
+        cluster.kill("decode-0")
+        await cluster.idle()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from baton.cli.launcher import Launcher
+from baton.proto.v1.admin_pb2 import GetClusterRequest, GetClusterResponse, NodeState
+from baton.proto.v1.admin_pb2_grpc import AdminStub
+from baton.runtime.client.aio import AsyncClient
+from baton.runtime.config import ClusterConfig
+from baton.runtime.grpc_channel import channel
+from baton.runtime.supervisor import Member
+
+IDLE_WITHIN_S = 2.0
+
+
+def config(
+    model: Path | str, *, prefill: int = 1, decode: int = 1, both: int = 0, **sections: dict[str, Any]
+) -> ClusterConfig:
+    """A small deployment of `model`. sections: changes by section, as in the YAML file."""
+    engine = {"threads": 1, "block_size": 4, "num_blocks": 512} | sections.pop("engine", {})
+    document: dict[str, Any] = {
+        "model": str(model),
+        "engine": engine,
+        "prefill": {"count": prefill} | sections.pop("prefill_nodes", {}),
+        "decode": {"count": decode} | sections.pop("decode_nodes", {}),
+        "both": {"count": both} | sections.pop("both_nodes", {}),
+        "logging": {"level": "info"},
+    } | sections
+    return ClusterConfig.model_validate(document)
+
+
+@dataclass(slots=True)
+class Cluster:
+    launcher: Launcher
+    client: AsyncClient
+
+    @property
+    def endpoint(self) -> str:
+        return self.launcher.endpoint
+
+    def member(self, name: str) -> Member:
+        """By process name: prefill-0, decode-1, router-0."""
+        members = [*self.launcher.routers, *self.launcher.nodes]
+        return next(member for member in members if member.start.name == name)
+
+    def pid(self, name: str) -> int:
+        child = self.member(name).child
+        assert child is not None
+        return child.pid
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.pid(name), number)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self.signal(name, signal.SIGKILL)
+
+    async def state(self) -> GetClusterResponse:
+        """What the router says of itself and its nodes."""
+        async with channel(self.endpoint) as connection:
+            return await AdminStub(connection).GetCluster(GetClusterRequest(), timeout=5)
+
+    async def node(self, name: str) -> NodeState:
+        state = await self.state()
+        return next(node for node in state.nodes if node.registration.node_id == name)
+
+    async def idle(self, within_s: float = IDLE_WITHIN_S) -> None:
+        """Nothing is left of any request: router counters 0, every node's pool all free or idle-cached."""
+        await eventually(self._leaks, within_s)
+
+    async def up(self, *names: str, within_s: float = 30.0) -> None:
+        """The router sees these nodes as up."""
+
+        async def missing() -> str:
+            state = await self.state()
+            up = {node.registration.node_id for node in state.nodes if node.state == "up"}
+            return ", ".join(set(names) - up)
+
+        await eventually(missing, within_s)
+
+    async def _leaks(self) -> str:
+        state = await self.state()
+        found = [f"router {name}={count}" for name, count in _router_counts(state).items() if count]
+        for node in state.nodes:
+            if node.state == "up":
+                counts = _node_counts(node)
+                found += [f"{node.registration.node_id} {name}={n}" for name, n in counts.items() if n]
+        return "; ".join(found)
+
+
+def _router_counts(state: GetClusterResponse) -> dict[str, int]:
+    return {
+        "queued": state.queued,
+        "in_flight": state.in_flight,
+        "on nodes": sum(node.in_flight for node in state.nodes),
+    }
+
+
+def _node_counts(node: NodeState) -> dict[str, int]:
+    load = node.load
+    return {
+        "waiting": load.waiting,
+        "running": load.running,
+        "exporting": load.exporting,
+        "reserved": load.reserved,
+        "quarantined": load.quarantined,
+        "blocks in use": load.blocks_total - load.blocks_free,
+    }
+
+
+async def eventually(check: Callable[[], Any], within_s: float) -> None:
+    """Poll until `check` (async, says what is still wrong) says nothing."""
+    end = time.monotonic() + within_s
+    while wrong := await check():
+        assert time.monotonic() < end, f"after {within_s} s still: {wrong}"
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def running(settings: ClusterConfig) -> AsyncIterator[Cluster]:
+    """A deployment that is ready; at the end nothing of it is left, which is checked."""
+    launcher = Launcher(settings, progress=lambda text: None)
+    pids: list[int] = []
+    try:
+        await launcher.start()
+        async with AsyncClient(launcher.endpoint) as client:
+            yield Cluster(launcher, client)
+    finally:
+        pids = [member.child.pid for member in launcher.supervisor.members if member.child is not None]
+        await launcher.stop()
+        assert not [pid for pid in pids if psutil.pid_exists(pid)], "processes are left"
