@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 
 import grpc
 
-from baton.core.errors import DeadlineExceeded, FailedPrecondition
+from baton.core.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from baton.core.load import Role
 from baton.proto.v1.admin_pb2 import GetClusterRequest
 from baton.proto.v1.admin_pb2_grpc import AdminStub
@@ -160,6 +160,9 @@ async def _sees(address: str, wanted: set[str]) -> None:
 def node_start(config: ClusterConfig, role: Role, index: int, registries: tuple[str, ...]) -> NodeStart:
     """The message for one node. config: resolved."""
     nodes = config.nodes(role)
+    device = nodes.devices[index % len(nodes.devices)]
+    if device != "cpu":
+        raise InvalidArgument(f"{device!r} is not supported yet, only cpu", field=f"{role.value}.devices")
     return NodeStart(
         role=role,
         index=index,
@@ -167,7 +170,7 @@ def node_start(config: ClusterConfig, role: Role, index: int, registries: tuple[
         config=config,
         registries=registries,
         threads=nodes.engine.threads or max(1, usable_cpus() // config.node_count),
-        device=nodes.devices[index % len(nodes.devices)],
+        device=device,
         host=nodes.host,
         port=counted(nodes.port, index),
         advertise_host=nodes.advertise_host,
