@@ -1,11 +1,12 @@
 """Render a chat with the model's own template, keeping what the client wrote apart from what the template
 wrote.
 
-The guarantee: text of a special token in a role or a content never becomes that token. Before rendering,
-each such text in client input is replaced by a placeholder that no client can guess; after rendering, what
-still reads as a special token was therefore written by the template. The placeholders then turn back into
-the client's text. Where client text touches template text, an empty placeholder keeps the two from forming
-a special token together.
+The guarantee: text of a special token in a message's content never becomes that token. Before rendering, each
+such text is replaced by a placeholder that no client can guess; after rendering, what still reads as a
+special token was therefore written by the template. The placeholders then turn back into the client's text.
+Where content touches template text, an empty placeholder keeps the two from forming a special token
+together. Roles need no such care, and could not have it (templates build tokens like <|user|> from them):
+they are a fixed set.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from baton.core.errors import InvalidArgument
 
 # Noncharacters: no template has a use for them, and no case mapping or trimming touches them or digits.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 class _Generation(Extension):
@@ -98,13 +101,12 @@ class Guard:
         """`text` with placeholders where needed; usually unchanged."""
         if self._pattern is not None:
             text = self._pattern.sub(lambda found: self.mark(str(self._number[found[0]])), text)
-        bare = text.strip()
-        if self._touchy(text) or self._touchy(bare):
-            # Round the text without its outer white space, which a template may trim, and round all of it.
+        bare, around = text.strip(), self.mark("")
+        outside = bare != text and self._touchy(text)
+        if self._touchy(bare):  # a template may trim: so inside the outer white space
             start = text.find(bare)
-            around = self.mark("")
-            text = around + text[:start] + around + bare + around + text[start + len(bare) :] + around
-        return text
+            text = text[:start] + around + bare + around + text[start + len(bare) :]
+        return around + text + around if outside else text
 
     def restore(self, text: str) -> str:
         texts = self._texts

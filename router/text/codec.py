@@ -10,7 +10,7 @@ from functools import cached_property
 from tokenizers import Tokenizer
 
 from baton.core.errors import InvalidArgument
-from baton.router.text.chat import ChatTemplate, Guard
+from baton.router.text.chat import ROLES, ChatTemplate, Guard
 from baton.router.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from baton.router.text.shield import ShieldedTokenizer
 from baton.router.text.source import TokenizerSource
@@ -50,12 +50,16 @@ class TextCodec:
         """Token ids of (role, content) messages under the model's chat template.
 
         The template's text decides about BOS; where it writes none and the tokenizer is set to add one, one
-        is put before it: never two. Special-token text inside a role or content is ordinary text.
-        continue_final: leave the last message, which must be the assistant's, open, exactly as it stands
-        (trailing spaces included). Raises InvalidArgument (field `chat`).
+        is put before it: never two. Special-token text inside a content is ordinary text. continue_final:
+        leave the last message, which must be the assistant's, open, exactly as it stands (trailing spaces
+        included). Raises InvalidArgument (field `chat`): no template, an unknown role, or the template's
+        own refusal.
         """
         if not messages:
             raise InvalidArgument("holds no message", field="chat")
+        unknown = next((role for role, _ in messages if role not in ROLES), None)
+        if unknown is not None:
+            raise InvalidArgument(f"unknown role {unknown!r}, known: {sorted(ROLES)}", field="chat")
         if continue_final and messages[-1][0] != "assistant":
             raise InvalidArgument(
                 f"only an assistant message can be continued, the last is {messages[-1][0]!r}", field="chat"
@@ -100,7 +104,7 @@ class TextCodec:
 
     def _rendered(self, messages: Sequence[tuple[str, str]], continue_final: bool) -> str:
         guard = self._guard
-        guarded = [(guard.protect(role), guard.protect(content)) for role, content in messages]
+        guarded = [(role, guard.protect(content)) for role, content in messages]
         if not continue_final:
             return self._template.render(guarded, add_generation_prompt=True)
         end = guard.mark(str(len(self._special_texts)))  # a number no special token has

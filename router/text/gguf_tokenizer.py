@@ -38,7 +38,12 @@ def load_gguf(path: Path) -> TokenizerSource:
         raise InvalidArgument(f"{path} holds no tokenizer", field="model")
     pre = meta.get("tokenizer.ggml.pre", "default")
     direct = meta.get("tokenizer.ggml.model") == "gpt2" and _pre_tokenizer(pre) is not None
-    tokenizer = _byte_level_bpe(meta, pre) if direct else through_transformers(path.parent, path.name)
+    try:
+        tokenizer = _byte_level_bpe(meta, pre) if direct else through_transformers(path.parent, path.name)
+    except InvalidArgument:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InvalidArgument(f"the tokenizer in {path} is broken: {error}", field="model") from error
     bos = meta.get("tokenizer.ggml.bos_token_id")
     ends = [meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     named = {

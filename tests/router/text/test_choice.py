@@ -113,7 +113,7 @@ def test_a_deep_push_is_quick() -> None:
 
 
 def _timed(choice: ChoiceText, ids: list[int]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     for i in ids:
         choice.push((i,))
-    return time.perf_counter() - start
+    return time.process_time() - start
