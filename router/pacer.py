@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-WRITES_PER_TURN = 48
+WRITES_PER_TURN = 12
 
 
 class Waiter:

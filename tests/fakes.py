@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
+from baton.bench.byte_tokenizer import ByteTokenizer
 from baton.bench.stub_node import PEERS, Running, StubConfig, StubNode, count_up
 from baton.proto.v1 import admin_pb2_grpc, inference_pb2_grpc
 from baton.router.app import RouterApp, RouterSettings
 from baton.router.machine_config import RouterConfig
-from baton.router.text.detokenize import ByteDetokenizer, ByteTable
 from baton.runtime.grpc_channel import channel
 
 __all__ = [
@@ -32,34 +32,8 @@ __all__ = [
     "count_up",
     "eventually",
     "router_with",
+    "spell",
 ]
-
-OFFSET = 3  # ids 0, 1, 2 are special: padding, BOS, EOS
-
-
-class ByteTokenizer:
-    """Token OFFSET + b is the byte b. Special tokens write themselves as <i> where they are not skipped."""
-
-    def __init__(self) -> None:
-        visible: list[bytes | None] = [b"<%d>" % i for i in range(OFFSET)]
-        self._table = ByteTable([*visible, *(bytes([b]) for b in range(256))])
-        self._skipping = self._table.without(frozenset(range(OFFSET)))
-
-    def encode(self, text: str) -> list[int]:
-        return [OFFSET + byte for byte in text.encode()]
-
-    def encode_chat(
-        self, messages: Sequence[tuple[str, str]], continue_final_message: bool = False
-    ) -> list[int]:
-        body = "".join(f"{role}:{content}\n" for role, content in messages)
-        return [1, *self.encode(body.removesuffix("\n") if continue_final_message else body)]
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        detokenizer = self.detokenizer((), skip_special_tokens=skip_special_tokens)
-        return detokenizer.push(token_ids) + detokenizer.flush()
-
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> ByteDetokenizer:
-        return ByteDetokenizer(self._skipping if skip_special_tokens else self._table, prompt_ids)
 
 
 def spell(text: str) -> list[int]:
