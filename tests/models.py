@@ -142,6 +142,7 @@ class Reference:
                 model, dtype=torch.float32, attn_implementation="eager"
             )
         self.model = model.eval()
+        self._known: dict[tuple[int, ...], Continuation] = {}
 
     @torch.no_grad()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -153,7 +154,13 @@ class Reference:
         return self.logits(token_ids).log_softmax(-1)
 
     def greedy(self, prompt: Sequence[int], new_tokens: int, eos: Sequence[int] = ()) -> Continuation:
-        """Up to `new_tokens` tokens; one of `eos` is the last one."""
+        """Up to `new_tokens` tokens; one of `eos` is the last one. Asked again, the answer is remembered."""
+        key = (*prompt, -1, new_tokens, *eos)
+        if key not in self._known:
+            self._known[key] = self._greedy(prompt, new_tokens, eos)
+        return self._known[key]
+
+    def _greedy(self, prompt: Sequence[int], new_tokens: int, eos: Sequence[int]) -> Continuation:
         ids, logprobs, margin = list(prompt), [], float("inf")
         for _ in range(new_tokens):
             row = self.logits(ids)[-1].log_softmax(-1)

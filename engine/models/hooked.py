@@ -2,8 +2,8 @@
 
 The step's tokens run as one flat sequence with explicit positions and no cache; transformers' attention
 interface hands us each layer's queries, keys and values, and what it asks for (scale, window, soft cap).
-Whether a model really goes through that interface, and wants nothing else, is not declared anywhere: so each is
-tried at loading, against its own dense attention, and refused if the two disagree.
+Whether a model really goes through that interface, and wants nothing else, is not declared anywhere: so each
+is tried at loading, against its own dense attention, and refused if the two disagree.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def entered(step: Step) -> Iterator[Step]:
         _step.reset(token)
 
 
-def _attention(
+def _attention(  # noqa: PLR0913 (the interface is not ours)
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -116,7 +116,7 @@ class HookedModel:
         self.model = model
         body = model.base_model_prefix
         self._body = getattr(model, body)
-        # The head may do more than multiply (soft caps, scales): run the model's own code around a given body.
+        # The head may do more than multiply (soft caps, scales): its own code runs around a given body.
         self._given = _Given()
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, body: self._given}

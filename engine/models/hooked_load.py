@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def _try(model: HookedModel, facts: HookedFacts, dtype: torch.dtype) -> None:
     pool = KvPool(KvShape(blocks + 1, facts.layers, _TRIED_BLOCK, facts.kv_heads, facts.head_dim, dtype))
     table = list(range(1, blocks + 1))
     edges = (0, _TRIED_FIRST, _TRIED_TOKENS - 1, _TRIED_TOKENS)
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         plan = make_plan([RowSpan(start, end - start, table)], _TRIED_BLOCK, dtype)
         hidden = model.forward(tokens[start:end], plan, pool, torch.tensor([end - start - 1]))
     paged = model.logits(hidden)[0].log_softmax(-1)
