@@ -8,7 +8,7 @@ from rich.text import Text
 
 from baton.proto.v1.inference_pb2 import Timings, Usage
 
-WIDTH = 48
+WIDTH = 36
 COLOURS = {"queue": "yellow", "prefill": "cyan", "transfer": "magenta", "decode": "green"}
 
 

@@ -61,6 +61,7 @@ class Membership:
         self._model: ModelInfo | None = None
         self._joining: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._closing: set[asyncio.Task[None]] = set()
+        self._stopping = False
         driver.on_pair = self._tell_pair
 
     def model(self, name: str) -> ModelInfo | None:
@@ -101,6 +102,7 @@ class Membership:
         self._driver.post(NodeReported(member.facts.node_id, member.facts.incarnation, load))
 
     async def close(self) -> None:
+        self._stopping = True
         for member in list(self.members.values()):
             member.link.lose("the router stops")
         await asyncio.gather(*self._closing, return_exceptions=True)
@@ -129,7 +131,8 @@ class Membership:
         member.lost.set()
         if member.watch is not None:
             member.watch.cancel()
-        log.warning("node lost", node=facts.node_id, reason=reason)
+        tell = log.debug if self._stopping else log.warning
+        tell("node lost", node=facts.node_id, reason=reason)
         self._driver.post(NodeLost(facts.node_id, facts.incarnation, reason))
         task = asyncio.get_running_loop().create_task(link.close())
         self._closing.add(task)
