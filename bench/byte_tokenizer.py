@@ -20,15 +20,13 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return [OFFSET + byte for byte in text.encode()]
 
-    def encode_chat(
-        self, messages: Sequence[tuple[str, str]], continue_final_message: bool = False
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[tuple[str, str]], *, continue_final: bool = False) -> list[int]:
         body = "".join(f"{role}:{content}\n" for role, content in messages)
-        return [1, *self.encode(body.removesuffix("\n") if continue_final_message else body)]
+        return [1, *self.encode(body.removesuffix("\n") if continue_final else body)]
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        detokenizer = self.detokenizer((), skip_special_tokens=skip_special_tokens)
+    def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
+        detokenizer = self.detokenizer((), skip_special)
         return detokenizer.push(token_ids) + detokenizer.flush()
 
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> ByteDetokenizer:
-        return ByteDetokenizer(self._skipping if skip_special_tokens else self._table, prompt_ids)
+    def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool = True) -> ByteDetokenizer:
+        return ByteDetokenizer(self._skipping if skip_special else self._table, prompt_ids)
