@@ -50,7 +50,7 @@ def rates(timings: Timings, usage: Usage) -> str:
     if timings.HasField("tpot_s") and timings.tpot_s > 0:
         parts.append(f"{1 / timings.tpot_s:.1f} tokens/s")
     if timings.retries:
-        parts.append(f"{timings.retries} retries")
+        parts.append(f"{timings.retries} {'retry' if timings.retries == 1 else 'retries'}")
     return "; ".join(parts)
 
 

@@ -1,0 +1,102 @@
+"""`baton serve`: options, file and environment end up in the settings, or the start is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.config import ClusterConfig
+from tests.cli.invoke import Cli
+
+
+def test_options_become_settings(cli: Cli, served: list[ClusterConfig]) -> None:
+    options = "serve /m --prefill 2 --decode 1 --port 80 --kv-memory 1GiB --set decode.engine.max_running=3"
+    assert cli(*options.split()).code == 0
+    config = served[0]
+    assert (config.model, config.prefill.size, config.decode.size, config.both.size) == ("/m", 2, 1, 0)
+    assert (config.router.port, config.engine.kv_memory) == (80, 2**30)
+    assert (config.decode.engine.max_running, config.prefill.engine.max_running) == (3, 64)
+
+
+@pytest.mark.parametrize("option", ["--max-model-len", "--max_model_len", "--max-model_len"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_underscores_and_equals_signs_make_no_difference(
+    cli: Cli, served: list[ClusterConfig], option: str, joined: bool
+) -> None:
+    args = [f"{option}=77"] if joined else [option, "77"]
+    assert cli("serve", *args).code == 0
+    assert served[0].engine.max_model_len == 77
+
+
+@pytest.mark.parametrize(
+    "option", [("--config", "{}"), ("--config={}",), ("-f", "{}"), ("--file={}",), ("-f{}",)]
+)
+def test_every_way_to_name_the_file_is_read(
+    cli: Cli, served: list[ClusterConfig], tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("served_name: from-file\n")
+    assert cli("serve", *(part.format(path) for part in option)).code == 0
+    assert served[0].served_name == "from-file"
+
+
+@pytest.mark.parametrize("file", ["true", "false"])
+@pytest.mark.parametrize("env", [None, "true", "false"])
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        (None, None),
+        ("--prefix-caching", True),
+        ("--no-prefix-caching", False),
+        ("--no_prefix_caching", False),
+        ("--set=engine.prefix_caching=false", False),
+        ("--set=engine.prefix-caching=true", True),
+    ],
+)
+def test_an_explicit_flag_wins_also_when_it_says_no(
+    cli: Cli, served: list[ClusterConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    file: str, env: str | None, flag: str | None, said: bool | None,
+) -> None:  # fmt: skip
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"engine: {{prefix-caching: {file}}}\n")
+    if env:
+        monkeypatch.setenv("BATON_ENGINE__PREFIX_CACHING", env)
+    assert cli("serve", "-f", str(path), *([flag] if flag else [])).code == 0
+    wanted = said if said is not None else (env or file) == "true"
+    assert served[0].engine.prefix_caching is wanted
+    assert served[0].decode.engine.prefix_caching is wanted
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--prot", "80"], "o such option"),
+        (["--port", "eighty"], "--port"),
+        (["--prefill", "-1"], "--prefill"),
+        (["--port", "70000"], "flag router.port: router.port: Input should be less than or equal to 65535"),
+        (["--dtype", "int4"], "flag engine.dtype: engine.dtype: Input should be 'auto'"),
+        (["--set", "router.port"], "write section.key=value"),
+        (["--set", "router.prot=1"], "flag router.prot: router.prot: unknown key; did you mean port?"),
+        (["--set", "router.port=1", "--port", "2"], "is given twice"),
+        (["-f", "/does/not/exist.yaml"], "/does/not/exist.yaml: cannot be read: No such file"),
+        (["one", "two"], "unexpected extra argument"),
+    ],
+)
+def test_mistakes_end_with_code_2_and_a_line_that_says_why(
+    cli: Cli, served: list[ClusterConfig], args: list[str], message: str
+) -> None:
+    done = cli("serve", *args)
+    assert done.code == 2
+    assert message in done.err
+    assert done.out == ""
+    assert served == []
+
+
+def test_a_mistake_in_the_environment_names_the_variable(
+    cli: Cli, served: list[ClusterConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_ROUTER__PORT", "'8080'")
+    done = cli("serve")
+    assert (done.code, served) == (2, [])
+    assert done.err.startswith("error: environment BATON_ROUTER__PORT: router.port: must be a whole number")

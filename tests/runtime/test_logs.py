@@ -1,0 +1,62 @@
+"""Log lines of a real process: one JSON object each, ours and libraries' alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, threading, structlog
+from baton.runtime.config import LoggingConfig
+from baton.runtime.logs import configure_logs, request_context
+
+early = structlog.get_logger("early")
+configure_logs(LoggingConfig(level="{level}", format="{format}"), "prefill-0")
+early.info("hello", n=1)
+early.debug("detail")
+with request_context("r-1"):
+    early.warning("inside")
+logging.getLogger("library").warning("from %s", "a library")
+thread = threading.Thread(target=lambda: early.info("from a thread"))
+thread.start(); thread.join()
+secret = "the prompt"
+try:
+    1 / 0
+except ZeroDivisionError:
+    early.exception("failed")
+"""
+
+
+def run(level: str, form: str) -> str:
+    code = PROGRAM.replace("{level}", level).replace("{format}", form)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_json_lines() -> None:
+    text = run("info", "json")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["event"] for line in lines] == [
+        "hello",
+        "inside",
+        "from a library",
+        "from a thread",
+        "failed",
+    ]
+    assert all(line["process"] == "prefill-0" and line["timestamp"].endswith("Z") for line in lines)
+    assert [line.get("request_id") for line in lines] == [None, "r-1", None, None, None]
+    assert [line["level"] for line in lines] == ["info", "warning", "warning", "info", "error"]
+    assert "ZeroDivisionError" in json.dumps(lines[-1])
+    assert "the prompt" not in text
+
+
+def test_console_lines_and_levels() -> None:
+    text = run("debug", "console")
+    assert "detail" in text
+    assert "request_id=r-1" in text
+    assert "the prompt" not in text.replace('secret = "the prompt"', "")
+    assert "hello" not in run("warning", "console")
