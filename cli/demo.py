@@ -10,13 +10,13 @@ from rich.rule import Rule
 
 from baton.cli.calls import connected
 from baton.cli.generate import Answer, Options, show, stream
-from baton.cli.launcher import Launcher
 from baton.cli.running import Stopped, launched
 from baton.cli.terminal import answers
 from baton.cli.waterfall import waterfall
 from baton.core.errors import InternalError
 from baton.proto.v1.inference_pb2_grpc import InferenceStub
 from baton.runtime.config import ClusterConfig
+from baton.runtime.launcher import Launcher
 from baton.runtime.logs import configure_logs
 
 PROMPT = "What is the difference between a cache and a database? Answer in three short sentences."

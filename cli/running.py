@@ -7,9 +7,9 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator
 
-from baton.cli.launcher import Launcher
 from baton.cli.terminal import notes
 from baton.runtime.config import ClusterConfig
+from baton.runtime.launcher import Launcher
 
 
 class Stopped(Exception):

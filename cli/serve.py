@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 from baton.cli.deployments import announced
-from baton.cli.launcher import Launcher
 from baton.cli.running import Stopped, launched
 from baton.cli.terminal import answers
 from baton.runtime.config import ClusterConfig
+from baton.runtime.launcher import Launcher
 from baton.runtime.logs import configure_logs
 from baton.runtime.supervisor import Member
 

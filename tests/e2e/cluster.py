@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
-from baton.cli.launcher import Launcher
 from baton.proto.v1.admin_pb2 import GetClusterRequest, GetClusterResponse, NodeState
 from baton.proto.v1.admin_pb2_grpc import AdminStub
 from baton.runtime.client.aio import AsyncClient
 from baton.runtime.config import ClusterConfig
 from baton.runtime.grpc_channel import channel
+from baton.runtime.launcher import Launcher
 from baton.runtime.supervisor import Member
 
 IDLE_WITHIN_S = 2.0
@@ -47,31 +47,14 @@ def config(
     return ClusterConfig.model_validate(document)
 
 
-@dataclass(slots=True)
-class Cluster:
-    launcher: Launcher
+class Deployment:
+    """What can be asked of a deployment through its router, wherever its parts run."""
+
     client: AsyncClient
 
     @property
     def endpoint(self) -> str:
-        return self.launcher.endpoint
-
-    def member(self, name: str) -> Member:
-        """By process name: prefill-0, decode-1, router-0."""
-        members = [*self.launcher.routers, *self.launcher.nodes]
-        return next(member for member in members if member.start.name == name)
-
-    def pid(self, name: str) -> int:
-        child = self.member(name).child
-        assert child is not None
-        return child.pid
-
-    def signal(self, name: str, number: signal.Signals) -> None:
-        os.kill(self.pid(name), number)
-
-    def kill(self, name: str) -> None:
-        """SIGKILL."""
-        self.signal(name, signal.SIGKILL)
+        raise NotImplementedError
 
     async def state(self) -> GetClusterResponse:
         """What the router says of itself and its nodes."""
@@ -104,6 +87,35 @@ class Cluster:
                 counts = _node_counts(node)
                 found += [f"{node.registration.node_id} {name}={n}" for name, n in counts.items() if n]
         return "; ".join(found)
+
+
+@dataclass
+class Cluster(Deployment):
+    """Processes of their own, kept by a launcher."""
+
+    launcher: Launcher
+    client: AsyncClient
+
+    @property
+    def endpoint(self) -> str:
+        return self.launcher.endpoint
+
+    def member(self, name: str) -> Member:
+        """By process name: prefill-0, decode-1, router-0."""
+        members = [*self.launcher.routers, *self.launcher.nodes]
+        return next(member for member in members if member.start.name == name)
+
+    def pid(self, name: str) -> int:
+        child = self.member(name).child
+        assert child is not None
+        return child.pid
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.pid(name), number)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self.signal(name, signal.SIGKILL)
 
 
 def _router_counts(state: GetClusterResponse) -> dict[str, int]:
