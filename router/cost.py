@@ -39,6 +39,7 @@ class Fit:
         self._dirty = False
         self._theta = prior
         self._variance = PRIOR_SIGMA**2
+        self.sigma = PRIOR_SIGMA  # relative standard deviation of recent residuals
         scaled = [max(p * s, FLOOR_S) for p, s in zip(prior, scale, strict=True)]
         size = range(len(prior))
         self._a = [[(PRIOR_FACTOR * scaled[i]) ** -2 if i == j else 0.0 for j in size] for i in size]
@@ -49,11 +50,6 @@ class Fit:
         if self._dirty:
             self._solve()
         return self._theta
-
-    @property
-    def sigma(self) -> float:
-        """Relative standard deviation of recent residuals."""
-        return math.sqrt(self._variance)
 
     def predict(self, x: Vector) -> Estimate:
         mean = self.mean(x)
@@ -79,6 +75,7 @@ class Fit:
                 row[j] = fade * row[j] + weight * ui * uj
         step = max(1.0 / (self.samples + 2), 1.0 - self._forgetting)
         self._variance += step * (residual * residual - self._variance)
+        self.sigma = math.sqrt(self._variance)
         self.samples += 1
         self._dirty = True
 
@@ -152,6 +149,12 @@ class FittedCost:
 
     def transfer_s(self, payload_bytes: int) -> Estimate:
         return self._transfer.predict((1.0, payload_bytes))
+
+    def transfer_line(self, z: float) -> tuple[float, float]:
+        """mean + z sigma of a transfer as (seconds, seconds per byte): for whoever asks about many sizes."""
+        fixed, per_byte = self._transfer.theta
+        factor = max(0.0, 1.0 + z * self._transfer.sigma)
+        return fixed * factor, per_byte * factor
 
     def prefill_token_s(self) -> float:
         """Seconds per queued prompt token, the step's fixed part spread over a usual chunk."""

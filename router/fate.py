@@ -8,7 +8,7 @@ from baton.router.events import CancelOn, Complete, Effect, Record, Reject
 from baton.router.live import Live
 from baton.router.policy import eligible
 from baton.router.prefix_view import PromptChains
-from baton.router.state import State
+from baton.router.state import REQUEST_TIMERS, State
 
 FINAL_CODES = frozenset(
     {
@@ -115,7 +115,7 @@ def _leave(state: State, live: Live) -> None:
     state.detach(live)
     state.queue.remove(live)
     state.delayed.pop(live.id, None)
-    for kind in ("deadline", "wait", "again"):
+    for kind in REQUEST_TIMERS:
         state.timers.clear((kind, live.id))
     del state.live[live.id]
 

@@ -48,7 +48,7 @@ from baton.router.nodes import Registry
 from baton.router.pending import Pending
 from baton.router.policy import Policy
 from baton.router.policy_latency import POLICIES
-from baton.router.state import State
+from baton.router.state import REQUEST_TIMERS, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class RouterMachine:
         first = state.timers.next()
         slept = first is not None and now - first > self.config.lease_s / 3
         for kind, name in state.timers.pop_due(now):
-            if kind in ("deadline", "wait", "again"):
+            if kind in REQUEST_TIMERS:
                 live = state.live.get(name)  # an earlier timer of this very tick may have ended it
                 if live is not None:
                     self._request_timer(kind, live, now, out)

@@ -53,18 +53,14 @@ class Node:
 
     @property
     def may_prefill(self) -> bool:
-        return (
-            self.serving
-            and self.load.role.prefills
-            and (self.wanted_role is None or self.wanted_role.prefills)
-        )
+        """While a role change is under way, only what both roles allow."""
+        wanted = self.wanted_role
+        return self.load.role is not Role.DECODE and self.serving and (wanted is None or wanted.prefills)
 
     @property
     def may_decode(self) -> bool:
-        """While a role change is under way, only what both roles allow."""
-        return (
-            self.serving and self.load.role.decodes and (self.wanted_role is None or self.wanted_role.decodes)
-        )
+        wanted = self.wanted_role
+        return self.load.role is not Role.PREFILL and self.serving and (wanted is None or wanted.decodes)
 
     @property
     def in_flight(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from baton.core.model import Fingerprint
 from baton.core.request import Request
@@ -35,35 +35,41 @@ class Ask:
     avoid_pairs: Iterable[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillLeg:
+class PrefillLeg(NamedTuple):
+    """stall_s: what the computation costs decodes on the same node. transfer_*: how long this node takes to
+    push KV away, and what of a transfer cannot overlap the computation."""
+
     node: Node
     queue_s: float
     compute_s: float
     cached_tokens: int
+    stall_s: float = 0.0
+    transfer_fixed_s: float = 0.0
+    transfer_token_s: float = 0.0
+    transfer_tail_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
-        return self.queue_s + self.compute_s
+        return self.queue_s + self.compute_s + self.stall_s
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeLeg:
-    """tpot_s: with the newcomer in the batch. impact_s: what it costs in decode, the others included."""
+class DecodeLeg(NamedTuple):
+    """tpot_s: with the newcomer in the batch. impact_s: what it costs in decode, the others included.
+    new_tokens: those whose KV must be sent. sharing: how many hand-offs share the node's link."""
 
     node: Node
     wait_s: float
     tpot_s: float
     impact_s: float
-    cached_tokens: int
+    new_tokens: int
+    sharing: int = 1
 
     @property
     def cost_s(self) -> float:
         return self.wait_s + self.impact_s
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(NamedTuple):
     """A pair and its cost: lower is better."""
 
     prefill: PrefillLeg
@@ -110,7 +116,7 @@ class Policy:
     decode_room: Filter
     prefill_leg: Callable[[Ask, Node], PrefillLeg]
     decode_leg: Callable[[Ask, Node], DecodeLeg]
-    pair: Callable[[Ask, PrefillLeg, DecodeLeg], Scored]
+    pair: Callable[[PrefillLeg, DecodeLeg], Scored]
     pick: Picker
     name: str = field(default="")
 
@@ -127,9 +133,8 @@ class Policy:
         second = [self.decode_leg(ask, node) for node in open_decodes]
         if len(first) * len(second) > MAX_PAIRS and pairs is None:
             first, second = _best(first), _best(second)
-        scored = [
-            self.pair(ask, p, d) for p in first for d in second if pairs is None or (p.node, d.node) in pairs
-        ]
+        pair = self.pair
+        scored = [pair(p, d) for p in first for d in second if pairs is None or (p.node, d.node) in pairs]
         if not scored:
             return Blocked(Why.NO_ROOM)
         best = self.pick(ask, scored)

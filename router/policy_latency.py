@@ -17,6 +17,8 @@ from baton.router.nodes import Node
 from baton.router.policy import Ask, DecodeLeg, Policy, PrefillLeg, Scored
 from baton.router.policy_pick import spread_ties
 
+MAX_SHARING = 8  # hand-offs to one node at once, beyond which more are taken to come one after another
+
 
 class LatencyLegs:
     """Filters and scorers over one configuration."""
@@ -42,39 +44,48 @@ class LatencyLegs:
         return node.blocks_for(ask.request.prefill_tokens + 1) <= node.blocks_free
 
     def prefill_leg(self, ask: Ask, node: Node) -> PrefillLeg:
+        risk, info = self._config.risk, node.info
         cached = ask.chains.matched_tokens(node.prefixes)
-        compute = node.cost.prefill_s(ask.request.prefill_tokens - cached, cached)
-        return PrefillLeg(node, node.prefill_queue_s, compute.quantile_s(self._config.risk), cached)
+        compute_s = node.cost.prefill_s(ask.request.prefill_tokens - cached, cached).quantile_s(risk)
+        stalled = node.decode_rows if node.load.role is Role.BOTH else 0
+        fixed_s, byte_s = node.cost.transfer_line(risk)
+        token_s = byte_s * info.kv_bytes_per_token
+        return PrefillLeg(
+            node=node,
+            queue_s=node.prefill_queue_s,
+            compute_s=compute_s,
+            cached_tokens=cached,
+            stall_s=self._config.decode_weight * compute_s * stalled,
+            transfer_fixed_s=fixed_s,
+            transfer_token_s=token_s,
+            transfer_tail_s=fixed_s + token_s * info.block_size,
+        )
 
     def decode_leg(self, ask: Ask, node: Node) -> DecodeLeg:
+        tokens = ask.request.prefill_tokens
         cached = ask.chains.matched_tokens(node.prefixes)
         rows, context, cost = node.decode_rows, node.context_tokens, node.cost
         limit = node.load.max_running or rows + 1
-        before = cost.decode_step_s(min(rows, limit), context).mean_s if rows else 0.0
-        after = cost.decode_step_s(min(rows + 1, limit), context + ask.request.prefill_tokens)
-        tpot = after.quantile_s(self._config.risk)
+        after = cost.decode_step_s(min(rows + 1, limit), context + tokens)
+        tpot_s = after.quantile_s(self._config.risk)
         expected = ask.expected_output_tokens
         ahead = rows + 1 - limit  # how many must leave before the newcomer runs
-        wait = ahead * tpot * expected / limit if ahead > 0 else 0.0
-        slowdown = max(0.0, after.mean_s - before) if rows else 0.0
-        impact = self._config.decode_weight * expected * (tpot + rows * slowdown)
-        return DecodeLeg(node, wait, tpot, impact, cached)
+        wait_s = ahead * tpot_s * expected / limit if ahead > 0 else 0.0
+        slowdown_s = 0.0
+        if rows:
+            slowdown_s = max(0.0, after.mean_s - cost.decode_step_s(min(rows, limit), context).mean_s)
+        impact_s = self._config.decode_weight * expected * (tpot_s + rows * slowdown_s)
+        sharing = 1 + min(node.decode.recent, MAX_SHARING)
+        return DecodeLeg(node, wait_s, tpot_s, impact_s, tokens - cached, sharing)
 
-    def pair(self, ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> Scored:
-        p, d = prefill.node, decode.node
-        score = prefill.queue_s + prefill.compute_s + decode.wait_s + decode.impact_s
-        if p is d:
-            transfer = 0.0
-        else:
-            payload = (ask.request.prefill_tokens - decode.cached_tokens) * p.info.kv_bytes_per_token
-            sharing = 1 + min(d.decode.recent, 8)
-            alone = p.cost.transfer_s(payload).quantile_s(self._config.risk)
-            last = p.cost.transfer_s(p.info.block_size * p.info.kv_bytes_per_token).mean_s
-            transfer = max(alone * sharing - prefill.compute_s, last)
-        if d.load.role is Role.BOTH or p.load.role is Role.BOTH:
-            # a prompt stalls the decode rows of the node that computes it
-            score += self._config.decode_weight * prefill.compute_s * p.decode_rows
-        return Scored(prefill, decode, transfer, score + transfer)
+    @staticmethod
+    def pair(prefill: PrefillLeg, decode: DecodeLeg) -> Scored:
+        score_s = prefill.queue_s + prefill.compute_s + prefill.stall_s + decode.wait_s + decode.impact_s
+        if prefill.node is decode.node:
+            return Scored(prefill, decode, 0.0, score_s)
+        whole_s = prefill.transfer_fixed_s + prefill.transfer_token_s * decode.new_tokens
+        exposed_s = max(whole_s * decode.sharing - prefill.compute_s, prefill.transfer_tail_s)
+        return Scored(prefill, decode, exposed_s, score_s + exposed_s)
 
 
 def latency_policy(config: RouterConfig) -> Policy:

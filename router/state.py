@@ -14,6 +14,7 @@ from baton.router.timers import Timers
 
 OUTPUT_SMOOTHING = 0.05
 PRIOR_OUTPUT_TOKENS = 64.0
+REQUEST_TIMERS = ("deadline", "wait", "again")  # all others are nodes': "lease", "role", "forget"
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +89,9 @@ class State:
         places += [live.id for live in self.live.values() if live.attempt is not None]
         assert len(places) == len(set(places)), "a request is in two places"
         assert set(places) == set(self.live), "a request is nowhere, or ended and still somewhere"
+        for kind, name in self.timers:
+            known = self.live if kind in REQUEST_TIMERS else {node.id for node in self.registry}
+            assert name in known, f"a timer {kind!r} of {name}, which is over"
         for node in self.registry:
             node.prefill.check()
             node.decode.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 Key = tuple[str, str]  # what is to happen, and to whom
 
@@ -17,6 +18,9 @@ class Timers:
 
     def __len__(self) -> int:
         return len(self._when)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._when)
 
     def set(self, key: Key, when: float) -> None:
         """Have `key` fire at `when`, and not at any earlier set time."""

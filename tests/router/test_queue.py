@@ -9,7 +9,7 @@ import pytest
 from baton.core.errors import Code
 from baton.core.load import LoadReport, Role
 from baton.core.prefix import chain, root_key
-from baton.router.events import Cancelled, Dispatch, KvChanged, Reject
+from baton.router.events import Cancelled, Dispatch, KvChanged, Reject, Tick
 from baton.router.machine_config import RouterConfig
 
 from .machine_kit import Bench, load, node, of
@@ -65,6 +65,23 @@ def test_full_queue_sheds_the_last_in_order_not_the_urgent_one() -> None:
     bench.arrive("a")
     bench.arrive("b", priority=5)
     assert [r.request_id for r in of(Reject, bench.arrive("urgent", priority=-5))] == ["b"]
+
+
+def test_request_with_text_is_never_shed_for_a_newcomer() -> None:
+    bench = one_slot(max_queued=1)
+    bench.arrive("r", priority=5)
+    bench.tokens("r", "p", 0, 10)
+    full = load(Role.DECODE, max_running=1, running=1)
+    bench.join(node("d", Role.DECODE, "d-2", load=full))  # the old one is gone, the new one has no slot
+    assert bench.machine.queued == 1
+    assert [r.request_id for r in of(Reject, bench.arrive("urgent", priority=-5))] == ["urgent"]
+
+
+def test_timers_of_one_request_that_fall_due_together_end_it_once() -> None:
+    bench = Bench(RouterConfig(no_node_wait_s=1.0))
+    bench.arrive("r", deadline_s=1.0)
+    bench.arrive("s", deadline_s=1.0)
+    assert len(of(Reject, bench.step(Tick(), after_s=5.0))) == 2
 
 
 def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:

@@ -6,8 +6,19 @@ import pytest
 
 from baton.core.errors import BatonError, Code, error_for
 from baton.core.load import Role
+from baton.core.prefix import chain, root_key
 from baton.core.request import FinishReason, SamplingParams
-from baton.router.events import CancelOn, Complete, Dispatch, Effect, NodeFailed, NodeFinished, Pair, Reject
+from baton.router.events import (
+    CancelOn,
+    Complete,
+    Dispatch,
+    Effect,
+    KvChanged,
+    NodeFailed,
+    NodeFinished,
+    Pair,
+    Reject,
+)
 from baton.router.machine_config import RouterConfig
 
 from .machine_kit import FINGERPRINT, Bench, load, node, of
@@ -141,6 +152,19 @@ def test_other_errors_are_retried_elsewhere(code: Code) -> None:
     [again] = of(Dispatch, fail(bench, first.prefill_node, error_for(code, "oh")))
     assert again.prefill_node != first.prefill_node
     assert (again.prefill_node, again.decode_node) != (first.prefill_node, first.decode_node)
+
+
+def test_node_that_failed_a_request_is_left_out_however_good_it_looks() -> None:
+    bench = Bench()
+    bench.join(*(node(name, Role.BOTH) for name in ("b1", "b2", "b3")))
+    keys = tuple(chain(root_key(revision="w0"), tuple(range(1, 801)), 4))
+    bench.step(KvChanged("b1", "b1", stored=keys))
+    [first] = of(Dispatch, bench.arrive("r", prompt=800))
+    assert first.prefill_node == "b1"
+    [again] = of(Dispatch, fail(bench, "b1", error_for(Code.INTERNAL, "oh")))
+    assert "b1" not in (again.prefill_node, again.decode_node)
+    other = of(Dispatch, bench.arrive("another", prompt=800))
+    assert other[0].prefill_node == "b1", "only the request that failed there avoids it"
 
 
 def test_retries_are_bounded_and_the_last_error_is_told() -> None:
