@@ -107,7 +107,7 @@ def _memcpy(pool: Pool) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _raw_socket(pool: Pool) -> Iterator[Callable[[], None]]:
-    flat = memoryview(pool.tensor.numpy().reshape(-1)).cast("B")
+    flat = pool.tensor.numpy().reshape(-1).data.cast("B")
     size = pool.layout.block_bytes
     with _target("socket") as told, socket.create_connection(("127.0.0.1", told["port"])) as sock:
 

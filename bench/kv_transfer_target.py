@@ -38,7 +38,7 @@ def _serve_pool(kind: str, blocks: int) -> None:
 def _serve_socket(blocks: int) -> None:
     """Receive into the blocks of a pool, over and over; one byte back after each round."""
     layout = layout_of(blocks)
-    flat = memoryview(torch.zeros(layout.shape).numpy().reshape(-1)).cast("B")
+    flat = torch.zeros(layout.shape).numpy().reshape(-1).data.cast("B")
     size = layout.block_bytes
     with socket.create_server(("127.0.0.1", 0)) as server:
         _say({"port": server.getsockname()[1]})

@@ -16,7 +16,8 @@ from baton.kv_transfer.inproc import InprocTransport
 from baton.kv_transfer.layout import KvLayout
 from baton.kv_transfer.segment import SharedPool
 from baton.kv_transfer.shm import ShmTransport
-from baton.kv_transfer.tcp.transport import TcpOptions, TcpTransport
+from baton.kv_transfer.tcp.sockets import TcpOptions
+from baton.kv_transfer.tcp.transport import TcpTransport
 
 DEADLINE_S = 20.0
 SMALL = KvLayout(4, 0, 2, 0, 3, 8, "float32", 24)

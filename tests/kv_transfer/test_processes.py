@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from baton.core.errors import Unavailable
-from baton.kv_transfer.api import Outcome
+from baton.kv_transfer.api import Outcome, Write
 from tests.kv_transfer.processes import child
 from tests.kv_transfer.rig import LARGE, Node, Rig, write_of
 
 BLOCK_ITEMS = LARGE.block_bytes // 4
 
 
-def one_token(write_id: int) -> object:
+def one_token(write_id: int) -> Write:
     """48 KiB: fits into socket buffers whole."""
     return write_of(write_id, 1, [1], [1], tokens=1, block_size=16)
 

@@ -7,8 +7,6 @@ import logging
 import random
 import socket
 import struct
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -21,7 +19,9 @@ from baton.core.errors import FailedPrecondition, Unavailable
 from baton.kv_transfer.api import Endpoint, Outcome
 from baton.kv_transfer.tcp import inbound
 from baton.kv_transfer.tcp.frames import HEADER_BYTES, Frame, Kind, Place, ProtocolError, Status, decode
-from baton.kv_transfer.tcp.transport import TcpOptions, TcpTransport
+from baton.kv_transfer.tcp.sockets import TcpOptions
+from baton.kv_transfer.tcp.transport import TcpTransport
+from tests.kv_transfer.relay import Relay
 from tests.kv_transfer.rig import LARGE, SMALL, Node, Rig, rig_of, same_bits, write_of
 
 SENTINEL = 777.0
@@ -214,7 +214,7 @@ def test_a_fence_within_a_frame_lets_nothing_more_land(rig: Rig) -> None:
 def test_a_link_cut_within_a_frame_fails_the_write_once(rig: Rig) -> None:
     target, source = rig.node("t", LARGE, fill=0.0), rig.node("s", LARGE, fill=1.0)
     address = target.transport.describe().params
-    with _Relay(address["host"], int(address["port"]), cut_after=3_000_000) as port:
+    with Relay(address["host"], int(address["port"]), cut_after=3_000_000) as port:
         peer = replace(target.peer(), endpoint=Endpoint("tcp", {"host": "127.0.0.1", "port": str(port)}))
         connection = source.transport.connect(peer)
         target.transport.open(1, "s", range(1, 49))
@@ -231,7 +231,7 @@ def test_a_slow_trickle_is_progress_and_comes_out_right(rig: Rig) -> None:
     rig.options = replace(rig.options, stall_timeout_s=0.5)
     target, source = rig.node("t", fill=SENTINEL), rig.node("s")
     address = target.transport.describe().params
-    with _Relay(address["host"], int(address["port"]), piece=700, pause_s=0.002) as port:
+    with Relay(address["host"], int(address["port"]), piece=700, pause_s=0.002) as port:
         peer = replace(target.peer(), endpoint=Endpoint("tcp", {"host": "127.0.0.1", "port": str(port)}))
         connection = source.transport.connect(peer)
         target.transport.open(1, "s", [1, 2, 5, 6, 7])
@@ -240,6 +240,22 @@ def test_a_slow_trickle_is_progress_and_comes_out_right(rig: Rig) -> None:
     assert same_bits(target.tensor[[1, 2, 5, 6]], source.tensor[[1, 2, 5, 6]])
     assert same_bits(target.tensor[7, :, :, :3], source.tensor[7, :, :, :3])
     assert bool((target.tensor[7, :, :, 3] == SENTINEL).all())
+
+
+def test_a_write_under_way_is_stopped_by_a_cancel(rig: Rig) -> None:
+    target, source = rig.node("t", LARGE, fill=0.0), rig.node("s", LARGE, fill=1.0)
+    address = target.transport.describe().params
+    with Relay(address["host"], int(address["port"]), pause_s=0.01) as port:  # at most 6.5 MB/s
+        peer = replace(target.peer(), endpoint=Endpoint("tcp", {"host": "127.0.0.1", "port": str(port)}))
+        connection = source.transport.connect(peer)
+        target.transport.open(1, "s", range(1, 49))
+        connection.submit(write_of(1, 1, range(1, 49), range(1, 49), block_size=16))
+        target.wait_for(lambda: bool((target.tensor[1] == 1).any()))
+        connection.cancel(1)
+        ended = source.wait(1)[1]
+        landed = int((target.tensor == 1).sum()) * 4
+    assert ended.outcome is Outcome.CANCELLED
+    assert landed == ended.payload_bytes < 48 * LARGE.block_bytes
 
 
 def test_silent_strangers_are_dropped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,46 +333,3 @@ def test_headers_survive_the_wire_and_others_do_not() -> None:
         Frame(Kind.END, 2**64).encode()
     with pytest.raises(ProtocolError, match="not this protocol"):
         decode(bytes(HEADER_BYTES))
-
-
-class _Relay:
-    """Forwards one connection both ways: in small pieces, or cut off after so many bytes."""
-
-    def __init__(
-        self, host: str, port: int, *, cut_after: int = 1 << 62, piece: int = 1 << 16, pause_s: float = 0.0
-    ) -> None:
-        self._to, self._left, self._piece, self._pause_s = (host, port), cut_after, piece, pause_s
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._threads = [threading.Thread(target=self._accept)]
-
-    def __enter__(self) -> int:
-        self._threads[0].start()
-        return int(self._server.getsockname()[1])
-
-    def __exit__(self, *_: object) -> None:
-        for sock in (self._near, self._far):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in (self._near, self._far, self._server):
-            sock.close()
-
-    def _accept(self) -> None:
-        self._near, _ = self._server.accept()
-        self._far = socket.create_connection(self._to)
-        back = threading.Thread(target=self._forward, args=(self._far, self._near))
-        self._threads.append(back)
-        back.start()
-        self._forward(self._near, self._far)
-
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while (data := source.recv(min(self._piece, self._left))) and self._left > 0:
-                sink.sendall(data)
-                if source is self._near:
-                    self._left -= len(data)
-                    time.sleep(self._pause_s)
-        for sock in (source, sink):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
