@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -23,6 +25,7 @@ from baton.engine.weights.locate import locate
 from baton.engine.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +111,13 @@ def load(config: EngineConfig) -> LoadedModel:
 
 def _load_gguf(config: EngineConfig, path: Path) -> LoadedModel:
     file = GgufFile(path)
-    return _native(config, path, file, file.config(), file.tokenizer_digest())
+    return _native(config, path, file, _naming(path, file.config), file.tokenizer_digest())
 
 
 def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
     hf_config = read_config(path)
     source = SafetensorsFolder(path)
-    decoder = decoder_config(path, hf_config)
+    decoder = _naming(path, lambda: decoder_config(path, hf_config))
     if decoder is not None:
         return _native(config, path, source, decoder, tokenizer_digest(path))
     from baton.engine.models.hooked_load import load_hooked  # brings transformers' modelling code in
@@ -135,6 +138,14 @@ def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
         tokenizer_digest=tokenizer_digest(path),
         geometry=facts.geometry,
     )
+
+
+def _naming(path: Path, read: Callable[[], _T]) -> _T:
+    """Errors about what a file says, told with the file's name."""
+    try:
+        return read()
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def _native(

@@ -47,8 +47,8 @@ class TorchRunner:
         chosen, seconds = self._choose(rows, wanted, hidden)
         forward_s += seconds
         outputs = tuple(
-            RowOutput(row.seq, *chosen.get(i, (None, None)), prompt_logprobs.get(i, ()))
-            for i, row in enumerate(rows)
+            RowOutput(row.seq, token_id, logprobs, prompt_logprobs.get(i, ()))
+            for i, (row, (token_id, logprobs)) in enumerate(zip(rows, chosen, strict=True))
         )
         return StepOutput(
             rows=outputs,
@@ -63,15 +63,16 @@ class TorchRunner:
 
     def _choose(
         self, rows: Sequence[Row], wanted: _Wanted, hidden: torch.Tensor
-    ) -> tuple[dict[int, tuple[int, TokenLogprobs | None]], float]:
-        chosen: dict[int, tuple[int, TokenLogprobs | None]] = {}
+    ) -> tuple[list[tuple[int | None, TokenLogprobs | None]], float]:
+        chosen: list[tuple[int | None, TokenLogprobs | None]] = [(None, None)] * len(rows)
         forward_s = 0.0
         for at in range(0, len(wanted.samples), _LOGIT_ROWS):
             part = wanted.samples[at : at + _LOGIT_ROWS]
             logits, seconds = self._logits(hidden, [place for _, place in part])
             forward_s += seconds
             tokens = self._sampler(logits, [rows[i] for i, _ in part])
-            chosen.update(zip((i for i, _ in part), tokens, strict=True))
+            for (i, _), token in zip(part, tokens, strict=True):
+                chosen[i] = token
         return chosen, forward_s
 
     def _prompt_logprobs(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface
@@ -78,7 +78,7 @@ def _attention(  # noqa: PLR0913 (the interface is not ours)
     step = _step.get()
     head_dim = query.shape[-1]
     params = AttentionParams(head_dim**-0.5 if scaling is None else scaling, sliding_window, softcap)
-    index = int(module.layer_idx)
+    index = int(cast(int, module.layer_idx))
     if step.plan is None or step.pool is None:
         if index in step.seen:
             raise Unsupported(f"two attentions in layer {index}")

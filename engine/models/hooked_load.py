@@ -107,6 +107,7 @@ def _try(model: HookedModel, facts: HookedFacts, dtype: torch.dtype) -> None:
     blocks = -(-_TRIED_TOKENS // _TRIED_BLOCK)
     pool = KvPool(KvShape(blocks + 1, facts.layers, _TRIED_BLOCK, facts.kv_heads, facts.head_dim, dtype))
     table = list(range(1, blocks + 1))
+    hidden = torch.empty(0)
     edges = (0, _TRIED_FIRST, _TRIED_TOKENS - 1, _TRIED_TOKENS)
     for start, end in pairwise(edges):
         plan = make_plan([RowSpan(start, end - start, table)], _TRIED_BLOCK, dtype)

@@ -80,7 +80,7 @@ class GgufFile:
     def digest(self) -> str:
         def reader(tensor: Any) -> Any:
             kind = f"{tensor.tensor_type.name} {list(tensor.shape)}"
-            return lambda: (kind, memoryview(np.ascontiguousarray(tensor.data)).cast("B"))
+            return lambda: (kind, np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8).data)
 
         return digest_of({name: reader(tensor) for name, tensor in self._tensors.items()})
 
@@ -89,8 +89,9 @@ class GgufFile:
         digest = hashlib.blake2b(digest_size=16)
         for key in ("model", "pre", "tokens", "token_type", "merges", "scores"):
             field = self._reader.fields.get(f"tokenizer.ggml.{key}")
-            for index in field.data if field else ():
-                digest.update(field.parts[index].tobytes() + b"\0")
+            if field is not None:
+                for index in field.data:
+                    digest.update(field.parts[index].tobytes() + b"\0")
             digest.update(b"\n")
         return digest.hexdigest()
 
