@@ -51,9 +51,9 @@ class Admission:
         """Give the job its blocks, those with its cached prefix first. False: not now; nothing changed."""
         if self.starving not in (None, job):
             return False
-        if not self._export_room(job):
-            return False
-        if not self._take_blocks(job, keep_blocks):
+        if job.pinned and self._stages.kept >= self._limits.max_exporting:
+            return False  # not for want of blocks: others that stay here need not wait for this one
+        if not self._export_room(job) or not self._take_blocks(job, keep_blocks):
             self._blocked.append(job)
             return False
         if self.starving is job:
@@ -75,14 +75,11 @@ class Admission:
         return self._kv.blocks_for(len(job.seq.token_ids))
 
     def _export_room(self, job: Job) -> bool:
-        stages, limits = self._stages, self._limits
-        if not job.pinned:
+        kept = self._stages.kept_blocks
+        if not job.pinned or kept == 0:
             return True
-        if stages.kept >= limits.max_exporting:
-            return False
-        kept = stages.kept_blocks
         need = self._kv.blocks_for(len(job.seq.token_ids))
-        return kept == 0 or kept + need <= limits.max_exporting_share * self._kv.pool.usable
+        return kept + need <= self._limits.max_exporting_share * self._kv.pool.usable
 
     def _take_blocks(self, job: Job, keep_blocks: int) -> bool:
         """At least the last token is computed, for its logits; all are where prompt logprobs are wanted."""
