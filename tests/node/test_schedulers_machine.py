@@ -205,4 +205,4 @@ class SchedulersMachine(RuleBasedStateMachine):
 
 
 TestSchedulersMachine = SchedulersMachine.TestCase
-TestSchedulersMachine.settings = settings(max_examples=60, stateful_step_count=60)
+TestSchedulersMachine.settings = settings(max_examples=40, stateful_step_count=60)
