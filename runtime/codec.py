@@ -123,7 +123,12 @@ def logprobs_from_proto(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogp
         TokenLogprobs(
             msg.token_id,
             _floored(msg.logprob),
-            tuple((top.token_id, _floored(top.logprob)) for top in msg.top),
+            tuple(
+                [
+                    (top.token_id, p if LOGPROB_FLOOR < (p := top.logprob) <= 0.0 else _floored(p))
+                    for top in msg.top
+                ]
+            ),
         )
         for msg in messages
     )
@@ -134,7 +139,10 @@ def logprobs_to_proto(entries: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs
         pb.TokenLogprobs(
             token_id=entry.token_id,
             logprob=_floored(entry.logprob),
-            top=[pb.TopLogprob(token_id=i, logprob=_floored(value)) for i, value in entry.top],
+            top=[
+                pb.TopLogprob(token_id=i, logprob=p if LOGPROB_FLOOR < p <= 0.0 else _floored(p))
+                for i, p in entry.top
+            ],
         )
         for entry in entries
     ]

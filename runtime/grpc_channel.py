@@ -31,6 +31,8 @@ class TransportOptions:
             ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
             ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
+            # Without it a ping's answer is awaited for a minute, whatever the line above says.
+            ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
         ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, Cancelled
 from baton.proto.v1 import inference_pb2 as pb
 from baton.proto.v1 import inference_pb2_grpc
 from baton.runtime.client import convert
@@ -22,6 +23,7 @@ class AsyncStream:
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         try:
@@ -29,11 +31,16 @@ class AsyncStream:
                 yield convert.delta(message)
         except grpc.RpcError as error:
             raise convert.error_of(error) from None
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise  # it is the task that is cancelled, not the call
+            raise Cancelled("cancelled by the client") from None
         finally:
             self._call.cancel()
 
     def cancel(self) -> None:
         """Idempotent; an iteration under way ends with Cancelled."""
+        self._cancelled = True
         self._call.cancel()
 
     async def __aenter__(self) -> Self:
