@@ -58,7 +58,7 @@ def shed(state: State, live: Live, now: float, out: list[Effect]) -> None:
     wait_s = predicted_wait_s(state, now)
     if len(state.queue) > state.config.max_queued:
         last = state.queue[-1]
-        victim = last if last.request.attempt == 0 and not last.output else live
+        victim = last if last.request.attempt == 0 else live  # a retry may have text out already
         why = f"{len(state.queue) - 1} requests wait already, the limit is {state.config.max_queued}"
     elif wait_s > state.config.max_queue_wait_s:
         victim, why = live, f"the predicted wait of {wait_s:.1f} s is beyond the limit"
