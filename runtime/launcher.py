@@ -56,6 +56,8 @@ class Launcher:
 
     async def start(self) -> None:
         """Return when all processes are ready and every router sees every node; BatonError says why not."""
+        for role in Role:
+            check_devices(self._config, role)
         if self._config.router.processes:
             self._progress("starting the router")
         await self._start_routers()
@@ -160,9 +162,6 @@ async def _sees(address: str, wanted: set[str]) -> None:
 def node_start(config: ClusterConfig, role: Role, index: int, registries: tuple[str, ...]) -> NodeStart:
     """The message for one node. config: resolved."""
     nodes = config.nodes(role)
-    device = nodes.devices[index % len(nodes.devices)]
-    if device != "cpu":
-        raise InvalidArgument(f"{device!r} is not supported yet, only cpu", field=f"{role.value}.devices")
     return NodeStart(
         role=role,
         index=index,
@@ -170,7 +169,7 @@ def node_start(config: ClusterConfig, role: Role, index: int, registries: tuple[
         config=config,
         registries=registries,
         threads=nodes.engine.threads or max(1, usable_cpus() // config.node_count),
-        device=device,
+        device=nodes.devices[index % len(nodes.devices)],
         host=nodes.host,
         port=counted(nodes.port, index),
         advertise_host=nodes.advertise_host,
@@ -182,6 +181,13 @@ def node_id(config: ClusterConfig, role: Role, index: int) -> str:
     """`prefill-0`; with routers elsewhere other hosts have one too, so host and launcher go before it."""
     name = f"{role.value}-{index}"
     return f"{socket.gethostname()}-{os.getpid()}-{name}" if config.registries else name
+
+
+def check_devices(config: ClusterConfig, role: Role) -> None:
+    """InvalidArgument for a device that the engine cannot use."""
+    for device in config.nodes(role).devices:
+        if device != "cpu":
+            raise InvalidArgument(f"{device!r} is not supported yet, only cpu", field=f"{role.value}.devices")
 
 
 def counted(first: int, index: int) -> int:

@@ -1,0 +1,222 @@
+"""`baton serve` with real processes: up and down, refused where it cannot work, gone when killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from baton.runtime.child import PARENT_ENV
+from tests.models import write_model
+
+BATON = str(Path(sys.executable).with_name("baton"))
+NO_NODES = ("--prefill=0", "--decode=0", "--log-level=warning")
+START_S = 50.0  # for a machine that is busy with other things
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@contextmanager
+def serving(*args: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A launcher that is ready, and what it said; it is killed at the end if it still runs."""
+    launcher = subprocess.Popen(
+        [BATON, "serve", "--json", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    assert launcher.stderr is not None
+    with launcher.stdout, launcher.stderr:
+        try:
+            line = launcher.stdout.readline()
+            assert line, launcher.stderr.read()
+            yield launcher, json.loads(line)
+        finally:
+            launcher.kill()
+            launcher.wait()
+
+
+def baton(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BATON, *args], capture_output=True, text=True, timeout=START_S)
+
+
+def fetch(address: str, path: str) -> str:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def children_of(launcher: int) -> list[int]:
+    """Processes that were started by this launcher, also after its end."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.environ().get(PARENT_ENV) == str(launcher)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def gone_within(launcher: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while children_of(launcher):
+        if time.monotonic() > end:
+            return False
+    return True
+
+
+def refused(*args: str) -> str:
+    """The message of a start that must fail; it leaves nothing behind."""
+    launcher = subprocess.Popen(
+        [BATON, "serve", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, err = launcher.communicate(timeout=START_S)
+    assert launcher.returncode not in (0, -signal.SIGKILL)
+    assert out == ""
+    assert "Traceback" not in err
+    assert children_of(launcher.pid) == []
+    return err.splitlines()[-1]
+
+
+def test_a_deployment_from_start_to_end(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"model: {model}\nserved_name: tiny\nengine: {{num-blocks: 64, prefix_caching: false}}\n")
+    with serving("--config", str(file), "--set=engine.block_size=4", "--log-level=warning") as (
+        launcher,
+        said,
+    ):
+        assert [process["name"] for process in said["processes"]] == ["router-0", "prefill-0", "decode-0"]
+        assert len(children_of(launcher.pid)) == 3
+
+        config = json.loads(baton("admin", "config").stdout)  # finds the deployment by itself
+        assert (config["served_name"], config["engine"]["num_blocks"]) == ("tiny", 64)
+        assert (config["decode"]["engine"]["prefix_caching"], config["decode"]["engine"]["block_size"]) == (
+            False,
+            4,
+        )
+
+        done = baton("generate", "abc", "--max-tokens=5", "--temperature=0", "--logprobs=2", "--json")
+        answer = json.loads(done.stdout)
+        assert (
+            len(answer["token_ids"]) == len(answer["logprobs"]) == answer["usage"]["completion_tokens"] <= 5
+        )
+        assert [len(item["top"]) for item in answer["logprobs"]] == [2] * len(answer["token_ids"])
+        assert answer["finish_reason"] in ("length", "stop")
+        assert answer["timings"]["total_s"] > 0
+        text = baton("generate", "abc", "--max-tokens=5", "--temperature=0", "--endpoint", said["endpoint"])
+        assert text.stdout == answer["text"] + "\n"
+
+        bad = baton("generate", "abc", "--temperature=-1")
+        assert bad.returncode == 2
+        assert bad.stderr.startswith("error: ")
+        assert "temperature" in bad.stderr
+
+        nodes = {
+            n["registration"]["node_id"]: n
+            for n in json.loads(baton("admin", "cluster", "--json").stdout)["nodes"]
+        }
+        assert set(nodes) == {"prefill-0", "decode-0"}
+        assert baton("admin", "drain", "decode-0").returncode == 0
+
+        for process in said["processes"]:
+            assert (
+                fetch(process["metrics"], "/health/live")
+                == fetch(process["metrics"], "/health/ready")
+                == "ok\n"
+            )
+            metrics = fetch(process["metrics"], "/metrics")
+            assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics
+            assert "nan" not in metrics.lower()
+
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(20) == 0
+        assert children_of(launcher.pid) == []
+    assert "no deployment runs here" in baton("admin", "config").stderr
+
+
+def test_a_killed_launcher_takes_its_children_along(model: Path) -> None:
+    with serving(str(model), "--both=1", "--set=engine.num_blocks=8", "--log-level=warning") as (launcher, _):
+        assert len(children_of(launcher.pid)) == 2
+        launcher.kill()
+        launcher.wait()
+        assert gone_within(launcher.pid, 1.0)
+
+
+def test_several_routers_on_one_port_and_nobody_else() -> None:
+    with serving("demo", *NO_NODES, "--set=router.processes=2") as (_, said):
+        addresses = {process["address"] for process in said["processes"]}
+        assert addresses == {said["endpoint"]}
+        registries = {process["registry"] for process in said["processes"]}
+        assert len(registries) == 2
+        routers = {baton("admin", "cluster", "--endpoint", r).stdout.split()[-1] for r in registries}
+        assert len(routers) == 2
+        port = said["endpoint"].rpartition(":")[2]
+        for count in (1, 2):
+            message = refused("demo", *NO_NODES, f"--port={port}", f"--set=router.processes={count}")
+            assert port in message
+            assert "in use" in message
+
+
+@pytest.mark.parametrize("setting", ["router.port", "router.registry_port", "router.metrics_port"])
+def test_a_taken_port_is_named(setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refused("demo", *NO_NODES, f"--set={setting}={port}")
+    assert message.startswith("error: ")
+    assert str(port) in message
+    assert "in use" in message
+
+
+@pytest.mark.parametrize("content", [None, b"", b"hello", b"GGUF\x03\x00\x00\x00"])
+def test_a_model_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "m.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    assert str(path) in refused(str(path), "--log-level=warning")
+
+
+def test_a_node_that_cannot_start_ends_the_deployment(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in model.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(
+        json.dumps(config | {"architectures": ["Nonsense"], "model_type": "nonsense"})
+    )
+    begun = time.monotonic()
+    message = refused(str(broken), "--log-level=warning")
+    assert "nonsense" in message.lower()
+    assert time.monotonic() - begun < START_S
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    message = refused("demo", "--prefill=1", "--set=prefill.devices=cuda:0", "--log-level=warning")
+    assert message == "error: prefill.devices: 'cuda:0' is not supported yet, only cpu"
+
+
+def test_ctrl_c_while_starting_leaves_nothing() -> None:
+    launcher = subprocess.Popen([BATON, "serve", "--log-level=warning"], stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + START_S
+    while not children_of(launcher.pid):
+        assert time.monotonic() < end
+    os.kill(launcher.pid, signal.SIGINT)
+    _, err = launcher.communicate(timeout=START_S)
+    assert "Traceback" not in err
+    assert children_of(launcher.pid) == []
