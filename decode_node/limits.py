@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
     """max_model_len: prompt and output, tokens. max_running: sequences in the batch; a step's token budget
-    must be more than this. chunk_tokens: most tokens of one preempted sequence recomputed in a step.
+    must be at least this. chunk_tokens: most tokens of one preempted sequence recomputed in a step.
     priority_s: a step of priority is worth so many seconds of waiting."""
 
     max_model_len: int

@@ -49,7 +49,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """number: order of arrival. cached: blocks found here, one reference each; fresh: those to be written."""
+    """number: order of arrival. keys: of the prompt's full blocks, once computed. cached: blocks found here,
+    one reference each; fresh: those to be written."""
 
     link: str
     transfer_id: int
@@ -60,6 +61,7 @@ class Reservation:
     deadline_s: float | None
     state: State = State.WAITING
     bypassed: int = 0
+    keys: tuple[bytes, ...] | None = None
     cached: list[int] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
 

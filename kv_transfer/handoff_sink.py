@@ -36,6 +36,9 @@ from baton.core.request import FinishReason, Request, check_token_ids
 from baton.kv_transfer.handoff_reservation import Event, Reservation, State
 
 
+MAX_BLOCKED = 32  # a pump does not look further once so many did not fit: it runs at every step
+
+
 @dataclass(frozen=True, slots=True)
 class SinkLimits:
     """max_waiting: reservations without a ticket; max_granted: with one, not yet committed. lease_s: a link
@@ -198,7 +201,7 @@ class HandoffSink:
         granted = sum(one.state is State.GRANTED for one in self._all.values())
         blocked: list[Reservation] = []
         for one in self._queue():
-            if granted >= self._limits.max_granted:
+            if granted >= self._limits.max_granted or len(blocked) >= MAX_BLOCKED:
                 break
             if not self._grant(one, keep_blocks):
                 if one.bypassed >= self._limits.max_bypass:
@@ -300,8 +303,10 @@ class HandoffSink:
 
     def _grant(self, one: Reservation, keep_blocks: int) -> bool:
         kv, request = self._kv, one.request
-        root = root_key(salt=request.salt, revision=self._revision)
-        cached = kv.match(list(chain(root, request.token_ids, kv.block_size)))
+        if one.keys is None:
+            root = root_key(salt=request.salt, revision=self._revision)
+            one.keys = tuple(chain(root, request.token_ids, kv.block_size))
+        cached = kv.match(one.keys)
         need = kv.blocks_for(request.prefill_tokens) - len(cached)
         if need + keep_blocks > kv.available:
             kv.release(cached)

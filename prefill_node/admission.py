@@ -10,6 +10,9 @@ from baton.prefill_node.jobs import Job, Stages
 from baton.prefill_node.limits import PrefillLimits
 
 
+MAX_BLOCKED = 32  # a step does not look further once so many did not fit
+
+
 def check_fits(request: Request, limits: PrefillLimits, kv: KvCache) -> None:
     """Raise InvalidArgument if the request could not be served here even alone."""
     tokens = request.prefill_tokens
@@ -49,7 +52,7 @@ class Admission:
 
     def start(self, job: Job, keep_blocks: int) -> bool:
         """Give the job its blocks, those with its cached prefix first. False: not now; nothing changed."""
-        if self.starving not in (None, job):
+        if self.starving not in (None, job) or len(self._blocked) >= MAX_BLOCKED:
             return False
         if job.pinned and self._stages.kept >= self._limits.max_exporting:
             return False  # not for want of blocks: others that stay here need not wait for this one

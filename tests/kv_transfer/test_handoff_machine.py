@@ -3,9 +3,10 @@ nothing is written where it may not, and all blocks come back."""
 
 from itertools import count
 
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from baton.core.kvcache import KvCache
 from baton.core.request import Request
@@ -128,3 +129,26 @@ class HandoffMachine(RuleBasedStateMachine):
 
 TestHandoffMachine = HandoffMachine.TestCase
 TestHandoffMachine.settings = settings(max_examples=60, stateful_step_count=50)
+
+
+class UnguardedMachine(HandoffMachine):
+    """The same world without quarantine: cancelled blocks go straight back, what KV1 reports."""
+
+    @initialize(sizes=st.sampled_from([(4, 4), (4, 2), (2, 4)]))
+    def begin(self, sizes: tuple[int, int]) -> None:
+        self.world = World(KvCache(10, sizes[1]), False, sizes[0])
+        self.ids = count()
+        for node in "ab":
+            self.world.spawn(node)
+        self.world.kv.quarantine = self.world.kv.release
+        self.world.kv.absolve = lambda blocks: None
+        self.world.books_agree = lambda: None  # they cannot
+
+
+def test_the_machine_finds_a_missing_quarantine() -> None:
+    """Guard: the invariants are able to fail for the reason they exist for."""
+    quick = settings(
+        max_examples=1000, stateful_step_count=50, phases=[Phase.generate], database=None, derandomize=True
+    )
+    with pytest.raises(AssertionError, match=r"written after it was free|wrong KV"):
+        run_state_machine_as_test(UnguardedMachine, settings=quick)
