@@ -35,7 +35,6 @@ from baton.core.prefix import chain, root_key
 from baton.core.request import FinishReason, Request, check_token_ids
 from baton.kv_transfer.handoff_reservation import Event, Reservation, State
 
-
 MAX_BLOCKED = 32  # a pump does not look further once so many did not fit: it runs at every step
 
 

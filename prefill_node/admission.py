@@ -9,7 +9,6 @@ from baton.core.request import Request
 from baton.prefill_node.jobs import Job, Stages
 from baton.prefill_node.limits import PrefillLimits
 
-
 MAX_BLOCKED = 32  # a step does not look further once so many did not fit
 
 
