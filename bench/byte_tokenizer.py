@@ -28,5 +28,5 @@ class ByteTokenizer:
         detokenizer = self.detokenizer((), skip_special)
         return detokenizer.push(token_ids) + detokenizer.flush()
 
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool = True) -> ByteDetokenizer:
+    def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> ByteDetokenizer:
         return ByteDetokenizer(self._skipping if skip_special else self._table, prompt_ids)

@@ -28,7 +28,7 @@ from baton.runtime.codec_node import model_to_proto
 
 T = TypeVar("T")
 
-INLINE_BYTES = 8192
+INLINE_BYTES = 4096
 """Requests up to this size are tokenized and checked on the event loop: about a millisecond."""
 
 TEXT_THREADS = 2

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 EACH_BYTE = "baton.each_byte"
+LOOK_BACK = 64  # prompt tokens: a prompt may end in any number that make no text
 
 
 def _each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -70,7 +71,7 @@ class ByteDetokenizer:
         if self._strip or self._first:
             self._start_after(prompt_ids)
         tail = b""
-        for i in reversed(prompt_ids):  # no UTF-8 character is longer than 4 bytes
+        for i in reversed(prompt_ids[-LOOK_BACK:]):  # no UTF-8 character is longer than 4 bytes
             tail = (self._piece(i) or b"") + tail
             if len(tail) >= 4:
                 break

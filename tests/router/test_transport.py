@@ -95,7 +95,7 @@ async def test_large_messages_within_the_limit_pass_every_hop() -> None:
     config, sent = StubConfig(max_model_len=4_000_000), 0
     async with router_with(StubNode(config=config)) as cluster:
         for request in (
-            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300] * 2_200_000), max_tokens=1),
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[250] * 2_200_000), max_tokens=1),
             pb.GenerateRequest(text="t" * 3_900_000, max_tokens=1),
             pb.GenerateRequest(
                 token_ids=pb.TokenIds(ids=[7] * 3_000),
