@@ -97,57 +97,59 @@ def refused(*args: str) -> str:
 def test_a_deployment_from_start_to_end(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(f"model: {model}\nserved_name: tiny\nengine: {{num-blocks: 64, prefix_caching: false}}\n")
-    with serving("--config", str(file), "--set=engine.block_size=4", "--log-level=warning") as (
-        launcher,
-        said,
-    ):
+    options = ("--config", str(file), "--set=engine.block_size=4", "--log-level=warning")
+    with serving(*options) as (launcher, said):
         assert [process["name"] for process in said["processes"]] == ["router-0", "prefill-0", "decode-0"]
         assert len(children_of(launcher.pid)) == 3
-
-        config = json.loads(baton("admin", "config").stdout)  # finds the deployment by itself
-        assert (config["served_name"], config["engine"]["num_blocks"]) == ("tiny", 64)
-        assert (config["decode"]["engine"]["prefix_caching"], config["decode"]["engine"]["block_size"]) == (
-            False,
-            4,
-        )
-
-        done = baton("generate", "abc", "--max-tokens=5", "--temperature=0", "--logprobs=2", "--json")
-        answer = json.loads(done.stdout)
-        assert (
-            len(answer["token_ids"]) == len(answer["logprobs"]) == answer["usage"]["completion_tokens"] <= 5
-        )
-        assert [len(item["top"]) for item in answer["logprobs"]] == [2] * len(answer["token_ids"])
-        assert answer["finish_reason"] in ("length", "stop")
-        assert answer["timings"]["total_s"] > 0
-        text = baton("generate", "abc", "--max-tokens=5", "--temperature=0", "--endpoint", said["endpoint"])
-        assert text.stdout == answer["text"] + "\n"
-
-        bad = baton("generate", "abc", "--temperature=-1")
-        assert bad.returncode == 2
-        assert bad.stderr.startswith("error: ")
-        assert "temperature" in bad.stderr
-
-        nodes = {
-            n["registration"]["node_id"]: n
-            for n in json.loads(baton("admin", "cluster", "--json").stdout)["nodes"]
-        }
-        assert set(nodes) == {"prefill-0", "decode-0"}
-        assert baton("admin", "drain", "decode-0").returncode == 0
-
+        check_settings()
+        check_answers(said["endpoint"])
         for process in said["processes"]:
-            assert (
-                fetch(process["metrics"], "/health/live")
-                == fetch(process["metrics"], "/health/ready")
-                == "ok\n"
-            )
-            metrics = fetch(process["metrics"], "/metrics")
-            assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics
-            assert "nan" not in metrics.lower()
-
+            check_probes(process["metrics"])
+        check_steering()
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(20) == 0
         assert children_of(launcher.pid) == []
     assert "no deployment runs here" in baton("admin", "config").stderr
+
+
+def check_settings() -> None:
+    """What was written is in force. The deployment is found without an endpoint."""
+    config = json.loads(baton("admin", "config").stdout)
+    decode = config["decode"]["engine"]
+    assert (config["served_name"], config["engine"]["num_blocks"]) == ("tiny", 64)
+    assert (decode["prefix_caching"], decode["block_size"]) == (False, 4)
+
+
+def check_answers(endpoint: str) -> None:
+    done = baton("generate", "abc", "--max-tokens=5", "--temperature=0", "--logprobs=2", "--json")
+    answer = json.loads(done.stdout)
+    count = len(answer["token_ids"])
+    assert 1 <= count <= 5
+    assert answer["usage"]["completion_tokens"] == count
+    assert [len(item["top"]) for item in answer["logprobs"]] == [2] * count
+    assert answer["finish_reason"] in ("length", "stop")
+    assert answer["timings"]["total_s"] > 0
+    text = baton("generate", "abc", "--max-tokens=5", "--temperature=0", "--endpoint", endpoint)
+    assert text.stdout == answer["text"] + "\n"
+    bad = baton("generate", "abc", "--temperature=-1")
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("error: ")
+    assert "temperature" in bad.stderr
+
+
+def check_probes(address: str) -> None:
+    assert fetch(address, "/health/live") == "ok\n"
+    assert fetch(address, "/health/ready") == "ok\n"
+    metrics = fetch(address, "/metrics")
+    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics
+    assert not [line for line in metrics.splitlines() if line.endswith(" NaN")]
+
+
+def check_steering() -> None:
+    state = json.loads(baton("admin", "cluster", "--json").stdout)
+    assert {node["registration"]["node_id"] for node in state["nodes"]} == {"prefill-0", "decode-0"}
+    assert baton("admin", "drain", "decode-0").returncode == 0
+    assert "draining" in baton("admin", "cluster").stdout
 
 
 def test_a_killed_launcher_takes_its_children_along(model: Path) -> None:
