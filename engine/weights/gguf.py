@@ -41,7 +41,21 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_ROW_ELEMENTS = 2**14
 _PERMUTED = re.compile(r"self_attn\.(q|k)_proj\.")
+
+
+class _Reader(gguf.GGUFReader):
+    """Parses a plain array in place of the memmap, each of whose 800,000 slices costs a Python call more: a
+    vocabulary is read in a third of the time. The pages are still mapped, not read."""
+
+    @property
+    def data(self) -> Any:
+        return self._data
+
+    @data.setter
+    def data(self, mapped: np.ndarray) -> None:
+        self._data = mapped.view(np.ndarray)
 
 
 class GgufFile:
@@ -50,7 +64,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         try:
-            self._reader = gguf.GGUFReader(path)
+            self._reader = _Reader(path)
         except Exception as error:  # the parser indexes into the mapping: damage shows as any error at all
             raise InvalidArgument(f"{path} is not a whole GGUF file: {error}") from error
         self._tensors = {canonical(tensor.name): tensor for tensor in self._reader.tensors}
@@ -67,12 +81,12 @@ class GgufFile:
     def copy_into(self, name: str, out: torch.Tensor) -> None:
         tensor = self._tensors[name]
         try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            values = gguf.dequantize(_longer_rows(tensor.data), tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise InvalidArgument(f"{self.where}: {tensor.name} is stored as {kind}, unsupported") from error
         if self.architecture == "llama" and (which := _PERMUTED.search(name)):
-            values = _side_by_side_to_half(values, self._heads(which[1]))
+            values = _side_by_side_to_half(values.reshape(out.shape), self._heads(which[1]))
         if not values.flags.writeable:
             values = values.copy()
         out.copy_(torch.from_numpy(values).view(out.shape))
@@ -171,6 +185,15 @@ def canonical(name: str) -> str:
     if match and match[2] in _LAYER:
         return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{kind}"
     return name
+
+
+def _longer_rows(data: np.ndarray) -> np.ndarray:
+    """The same bytes in fewer rows. The library dequantises some rows at a time: short ones cost it dear."""
+    rows, columns = data.shape if data.ndim == 2 else (1, data.size)
+    merged = 1
+    while rows % (2 * merged) == 0 and 2 * merged * columns <= _ROW_ELEMENTS:
+        merged *= 2
+    return data.reshape(rows // merged, -1)
 
 
 def _side_by_side_to_half(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -20,8 +20,10 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    out = torch.empty_like(q)
     windowed = plan.window(window)
+    if len(windowed.decode) == 1 and windowed.decode[0].rows == len(q):
+        return _decode(q, layer, windowed.decode[0], scale, softcap)
+    out = torch.empty_like(q)
     for group in windowed.decode:
         out[group.tokens] = _decode(q[group.tokens], layer, group, scale, softcap)
     for row in windowed.prefill:
