@@ -11,7 +11,7 @@ from baton.core.batch import Batch, Row, RowOutput, StepOutput, TokenLogprobs
 from baton.core.model import ModelInfo
 from baton.engine.kv_pool import KvPool
 from baton.engine.models.base import DecoderModel
-from baton.engine.sampler import Sampler
+from baton.engine.sampler import NO_TOKEN, Sampler
 from baton.kernels.attention import RowSpan, make_plan
 
 # Logits are made for so many positions at a time: a long prompt's whole [tokens, vocab] would take gigabytes.
@@ -28,7 +28,7 @@ class TorchRunner:
         self._sampler = Sampler(info.vocab_size)
 
     def run(self, batch: Batch) -> StepOutput:
-        """See `ModelRunner.run`. A row whose logits are NaN gets token_id -1 (`sampler.NO_TOKEN`)."""
+        """See `ModelRunner.run`. A row whose logits are NaN gets no token."""
         begun = time.perf_counter()
         self.pool.clear(batch.clear)
         rows = batch.rows
@@ -72,7 +72,8 @@ class TorchRunner:
             forward_s += seconds
             tokens = self._sampler(logits, [rows[i] for i, _ in part])
             for (i, _), token in zip(part, tokens, strict=True):
-                chosen[i] = token
+                if token[0] != NO_TOKEN:
+                    chosen[i] = token
         return chosen, forward_s
 
     def _prompt_logprobs(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from baton.core.errors import InvalidArgument
 from baton.core.kvcache import KvCache
+from baton.core.load import Role
 from baton.core.model import ModelInfo
 from baton.decode_node.limits import DecodeLimits
 from baton.decode_node.scheduler import DecodeScheduler
@@ -25,6 +26,8 @@ from baton.prefill_node.limits import PrefillLimits
 from baton.prefill_node.scheduler import PrefillScheduler
 from baton.runtime.child import NodeStart
 from baton.runtime.config import EngineConfig as EngineSettings
+
+MIN_PREFILL_TOKENS = 64
 
 
 @dataclass(slots=True)
@@ -114,6 +117,8 @@ def _core(start: NodeStart, settings: EngineSettings, info: ModelInfo, num_block
             max_batch_tokens=settings.max_batch_tokens,
             chunk_tokens=settings.chunk_tokens,
             max_waiting=settings.max_waiting,
+            # Where decode shares the pool, waiting exports must leave it room to grow.
+            max_exporting_share=0.5 if start.role is Role.BOTH else 1.0,
         ),
         revision,
     )
@@ -137,7 +142,9 @@ def _core(start: NodeStart, settings: EngineSettings, info: ModelInfo, num_block
         ),
         revision,
     )
-    limits = CoreLimits(max(settings.max_batch_tokens, settings.max_running), settings.max_running)
+    # A full decode batch must leave prompts a share of the step.
+    budget = max(settings.max_batch_tokens, settings.max_running + MIN_PREFILL_TOKENS)
+    limits = CoreLimits(budget, settings.max_running)
     return NodeCore(kv, prefill, decode, sink, start.role, limits)
 
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.core.batch import Row, StepOutput
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, IllegalTransition
 from baton.core.kvcache import KvCache, KvEvents
 from baton.core.load import LoadReport, Role
 from baton.core.node_effects import (
     Admit,
+    DropLink,
     Ended,
     Key,
     KvReady,
@@ -52,6 +53,14 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Misbehaved:
+    """A prefill node said something that makes no sense; its link is dropped."""
+
+    link: str
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOut:
     load: LoadReport
 
@@ -64,7 +73,7 @@ class CoreLimits:
     max_running: int
 
 
-Out = NodeEffect | SinkEffect | Admitted | SnapshotOut | KvChange | LoadOut | BaseException
+Out = NodeEffect | SinkEffect | Admitted | Misbehaved | SnapshotOut | KvChange | LoadOut | BaseException
 
 
 class NodeCore:
@@ -124,6 +133,14 @@ class NodeCore:
                 self._sunk(now, self._sink(now, command))
 
     def _sink(self, now: float, command: cmd.SinkCommand) -> Iterable[SinkEffect]:
+        """A peer whose message its transfer's state does not allow loses its link, and nothing else."""
+        try:
+            return self._sink_call(now, command)
+        except IllegalTransition as error:
+            self._outs.append(Misbehaved(command.link, error))
+            return [DropLink(command.link)]
+
+    def _sink_call(self, now: float, command: cmd.SinkCommand) -> Iterable[SinkEffect]:
         sink = self.sink
         match command:
             case cmd.Reserve(link, transfer_id, request, router_id):
@@ -163,7 +180,7 @@ class NodeCore:
         budget = self._limits.max_batch_tokens - sum(row.length for row in rows)
         self._decode_rows = len(rows)
         if budget > 0:
-            rows = rows + self.prefill.schedule(now, budget)
+            rows = rows + self.prefill.schedule(now, budget, self.decode.headroom_blocks())
         self._rows = tuple(rows)
         return self._rows
 

@@ -35,6 +35,7 @@ class EngineThread:
         self._mail: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._stuck = False  # there is work, but none can run before something changes
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self.fault: BaseException | None = None
         self.turn_started_s: float | None = None  # monotonic; None while waiting for work
@@ -78,9 +79,9 @@ class EngineThread:
             self.turn_started_s = None
 
     def _take(self) -> list[Command]:
-        """All waiting commands. Waits only when the core has nothing to run."""
+        """All waiting commands. Waits when nothing can run: for mail, or until the core wants to be woken."""
         with self._wake:
-            if not self._mail and not self._stopping and not self._core.has_work:
+            if not self._mail and not self._stopping and (self._stuck or not self._core.has_work):
                 self.turn_started_s = None
                 self._wake.wait(self._idle_s())
             commands = list(self._mail)
@@ -103,6 +104,7 @@ class EngineThread:
         if dirty:
             self._runner.run(Batch(rows=(), clear=dirty))
         self._flush()
+        self._stuck = not rows
         if rows:
             output = self._runner.run(Batch(rows=rows))
             core.complete(time.monotonic(), output)

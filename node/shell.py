@@ -38,7 +38,7 @@ from baton.decode_node.service import DecodeService
 from baton.kv_transfer.api import Completion, Outcome
 from baton.node import commands as cmd
 from baton.node import wire
-from baton.node.core import Admitted, KvChange, LoadOut, Out, SnapshotOut
+from baton.node.core import Admitted, KvChange, LoadOut, Misbehaved, Out, SnapshotOut
 from baton.node.engine_thread import EngineThread
 from baton.node.observe import NodeObserver
 from baton.node.outbox import Outbox
@@ -239,6 +239,8 @@ class Shell:
                 self._exporter.prefilled(out)
             case SendTicket() | SendRefusal() | SendCommitted() | SendRevoke() | Fence() | DropLink():
                 self._importer.carry_out(out)
+            case Misbehaved(link, error):
+                log.error("a prefill node broke the hand-off protocol", link=link, error=str(error))
             case Admitted(key, router_id):
                 self._admitted(key, router_id)
             case LoadOut(load):

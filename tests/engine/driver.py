@@ -79,7 +79,7 @@ class Driver:
             assert result.seq == row.seq
             one.computed = row.context
             one.prompt_logprobs += result.prompt_logprobs
-            assert (result.token_id is not None) == row.sample
+            assert (result.token_id is not None) == row.sample, "no token, or one too many"
             if result.token_id is not None:
                 one.history.append(result.token_id)
                 if result.logprobs is not None:
