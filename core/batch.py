@@ -16,8 +16,9 @@ class Row:
     cover the last position. KV of all positions < start is in those blocks already. sample: choose the
     token that follows the last one. history: the whole sequence (prompt and output) up to and including
     this row's last token; prompt_len splits it. The output position that is sampled is
-    len(history) - prompt_len. prompt_logprobs_from: logits of positions in this row are turned into
-    logprobs of the prompt tokens that follow them, when `sampling.prompt_logprobs` asks for it.
+    len(history) - prompt_len. When `sampling.prompt_logprobs` is set, positions of this row give logprobs of
+    the prompt tokens that follow them; history then holds the whole prompt, since the last position is
+    followed by a token that is not in the row.
     """
 
     seq: tuple[str, int]

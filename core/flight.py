@@ -74,7 +74,8 @@ def row_for(sequence: Sequence, count: int, *, prompt_logprobs: bool = False) ->
         block_table=sequence.blocks,
         sample=whole,
         sampling=sampling,
-        history=tokens if whole else tokens[:end],
+        # The last token of a chunk gives the logprob of the first one of the next.
+        history=tokens if whole or sampling.prompt_logprobs is not None else tokens[:end],
         prompt_len=len(request.prompt_ids),
         eos_token_ids=request.eos_token_ids,
     )
