@@ -101,6 +101,10 @@ class Driver:
     def open_requests(self) -> int:
         return len(self._outlets)
 
+    def knows(self, request_id: str) -> bool:
+        """Whether a client still waits for it."""
+        return request_id in self._outlets
+
     def submit(self, request: Request, deadline_s: float | None, outlet: Outlet) -> None:
         """Hand a validated request over; everything further comes through `outlet`."""
         self._outlets[request.id] = outlet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from baton.core.errors import BatonError, DeadlineExceeded, Unavailable
 from baton.proto.v1 import node_pb2, node_pb2_grpc, prefill_node_pb2, prefill_node_pb2_grpc
 from baton.router.convert import node_events
 from baton.router.driver import Driver
-from baton.router.events import Dispatch, NodeFailed, SetDrain, SetRole
+from baton.router.events import Dispatch, Event, NodeFailed, SetDrain, SetRole, TokensMade
 from baton.runtime import codec
 from baton.runtime.codec_node import Registration
 from baton.runtime.grpc_channel import TransportOptions, channel
@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 ATTACH_TIMEOUT_S = 5.0
 DISPATCH_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 5.0
+ORPHAN_PAUSE_S = 0.5
+MAX_ORPHANS = 4096
 
 Key = tuple[str, int]
 
@@ -52,6 +54,7 @@ class NodeLink:
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatching: dict[Key, asyncio.Task[None]] = {}
         self._aborts: list[Key] = []
+        self._orphans: dict[Key, float] = {}  # when the node was told to end it
 
     async def attach(self) -> None:
         """Open the Attach stream; returns once the node has taken it. Unavailable: it cannot be reached."""
@@ -121,7 +124,7 @@ class NodeLink:
         reason = "its Attach stream ended"
         try:
             while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                post_all(node_events(node_id, message))
+                post_all(self._adopted(node_events(node_id, message)))
         except grpc.RpcError as error:
             reason = f"its Attach stream broke: {from_rpc_error(error)}"
         except BatonError as error:
@@ -129,6 +132,23 @@ class NodeLink:
         finally:
             call.cancel()
         self.lose(reason)
+
+    def _adopted(self, events: Iterable[Event]) -> Iterator[Event]:
+        """All events; a node that makes tokens for nobody is told to stop. Where an abort reached it before the
+        hand-off of its request did, that would otherwise run to its end."""
+        for event in events:
+            if isinstance(event, TokensMade) and not self._driver.knows(event.request_id):
+                self._end_orphan((event.request_id, event.attempt))
+            yield event
+
+    def _end_orphan(self, key: Key) -> None:
+        now = self._driver.now()
+        if now - self._orphans.get(key, -ORPHAN_PAUSE_S) >= ORPHAN_PAUSE_S:
+            self._orphans.pop(key, None)
+            self._orphans[key] = now
+            if len(self._orphans) > MAX_ORPHANS:
+                del self._orphans[next(iter(self._orphans))]
+            self.cancel(*key)
 
     async def _dispatch(self, key: Key, effect: Dispatch, decode: Registration) -> None:
         request = effect.request

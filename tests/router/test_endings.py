@@ -66,6 +66,20 @@ async def test_counters_after_a_hundred_cancels_at_random_moments() -> None:
         assert cluster.app.machine.in_flight == cluster.app.machine.queued == 0
 
 
+async def test_a_node_that_makes_tokens_for_nobody_is_told_to_stop() -> None:
+    """The abort came to decode before the hand-off did."""
+    nodes = pair(step_s=0.01)
+    async with router_with(*nodes) as cluster:
+        call = cluster.inference.Generate(LONG)
+        await eventually(lambda: nodes[1].running)
+        (item,) = nodes[1].running.values()
+        call.cancel()
+        await cluster.all_idle(1.0)
+        nodes[1]._add(item)
+        await eventually(lambda: nodes[1].running)
+        await cluster.all_idle(1.5)
+
+
 async def test_failures_by_nodes_leave_no_count_behind() -> None:
     node = StubNode()
     machine = RouterConfig(max_retries=1, retry_backoff_s=0.001)
@@ -167,7 +181,7 @@ async def test_the_deadline_holds_by_the_routers_own_clock() -> None:
     ):
         call = inference_pb2_grpc.InferenceStub(to_router).Generate(LONG, timeout=0.5)
         await eventually(lambda: nodes[0].running)
-        relay.swallow_up = True  # what the client sends from now on, a cancel too, never arrives
+        relay.up.swallow = True  # what the client sends from now on, a cancel too, never arrives
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.all_idle(1.5)
 
