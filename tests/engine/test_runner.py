@@ -102,3 +102,24 @@ def test_logits_of_a_long_prompt_are_made_in_pieces(
 def test_longest_request(folder: Path, blocks: int, limit: int | None, want: int) -> None:
     loaded = load(EngineConfig(str(folder), block_size=4, max_model_len=limit))
     assert loaded.info(blocks).max_model_len == want
+
+
+@pytest.mark.parametrize("variant", ["T", "gemma2"])
+def test_half_precision_stays_near_the_reference(variant: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / variant, variant)
+    loaded = load(EngineConfig(str(folder), block_size=4, dtype="bfloat16"))
+    runner = loaded.runner(16)
+    assert runner.pool.tensor.dtype == torch.bfloat16
+    prompt = prompt_of(13)
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=0)
+    rows = [
+        Row(("a", 0), prompt[start:end], start, [1, 2, 3, 4], end == 13, sampling, prompt, 13)
+        for start, end in ((0, 6), (6, 12), (12, 13))
+    ]
+    outputs = [runner.run(Batch((row,), clear=(1, 2, 3, 4) if not row.start else ())) for row in rows]
+    got = [one.logprob for out in outputs for one in out.rows[0].prompt_logprobs]
+    dense = Reference(folder).logprobs(prompt)
+    want = [float(dense[i, token]) for i, token in enumerate(prompt[1:])]
+    errors = [abs(a - b) for a, b in zip(got, want, strict=True)]
+    # These models' logits span tens; eight bits of mantissa leave some tenths of doubt.
+    assert sum(errors) / len(errors) < 0.5
