@@ -134,8 +134,10 @@ class NodeLink:
         self.lose(reason)
 
     def _adopted(self, events: Iterable[Event]) -> Iterator[Event]:
-        """All events; a node that makes tokens for nobody is told to stop. Where an abort reached it before the
-        hand-off of its request did, that would otherwise run to its end."""
+        """All events; a node that makes tokens for nobody is told to stop.
+
+        Where an abort reached it before the hand-off of its request did, that would run to its end.
+        """
         for event in events:
             if isinstance(event, TokensMade) and not self._driver.knows(event.request_id):
                 self._end_orphan((event.request_id, event.attempt))
