@@ -73,10 +73,10 @@ class EngineConfig(Section):
     """Bytes for the KV pool; null: 512MiB, unless `num_blocks` is given."""
     max_model_len: Positive | None = None
     """Most tokens of prompt and output together; null: what the model was made for."""
-    max_batch_tokens: Positive = 2048
-    """Token budget of one engine step."""
-    chunk_tokens: Positive = 512
-    """Most prompt tokens of one request in one step."""
+    max_batch_tokens: Positive = 256
+    """Token budget of one engine step. On a CPU larger steps are no more efficient, and cancels wait for them."""
+    chunk_tokens: Positive = 256
+    """Most prompt tokens of one request in one step while others want some too."""
     max_running: Positive = 64
     """Most requests in one step."""
     max_waiting: Annotated[int, Field(ge=0, le=10**6)] = 1024
