@@ -58,6 +58,12 @@ def test_a_chunk_in_the_middle_samples_nothing() -> None:
     assert (row.block_table, row.prompt_len, row.eos_token_ids) == ([5, 3], 6, (9,))
 
 
+def test_a_chunk_whose_logprobs_are_wanted_knows_the_token_that_follows_it() -> None:
+    sequence = sequence_of("one", computed=2, prompt_logprobs=1)
+    assert row_for(sequence, 3, prompt_logprobs=True).history == [0, 1, 2, 3, 4, 5]
+    assert row_for(sequence, 3).history == [0, 1, 2, 3, 4]
+
+
 def test_the_last_chunk_samples_the_next_token() -> None:
     sequence = sequence_of("one", computed=5)
     row = row_for(sequence, 1)
