@@ -1,0 +1,45 @@
+"""Several shared-nothing router processes on one client port."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.client.aio import AsyncClient
+from tests.e2e.cluster import Cluster, config, eventually, running
+from tests.models import write_model
+
+PROMPT = list(range(5, 30))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("t") / "t", "T", seed=0)
+
+
+async def ask(cluster: Cluster) -> tuple[int, ...]:
+    """Over a connection of its own: the kernel picks the router."""
+    async with AsyncClient(cluster.endpoint) as client:
+        answer = await client.generate(PROMPT, max_tokens=8, temperature=0.0, timeout_s=20)
+        return answer.token_ids
+
+
+async def test_two_routers_share_the_port_the_nodes_and_survive_each_other(model: Path) -> None:
+    async with running(config(model, router={"processes": 2})) as cluster:
+        answers = await asyncio.gather(*(ask(cluster) for _ in range(12)))
+        assert len(set(answers)) == 1
+        seen = Counter([(await cluster.state()).router_id for _ in range(24)])
+        assert len(seen) == 2, f"one router got every connection: {seen}"
+        await cluster.idle()
+
+        cluster.kill("router-0")
+        alive = cluster.member("router-1").child
+        assert alive is not None
+
+        async def restarted() -> str:
+            return "" if cluster.member("router-0").restarts and cluster.member("router-0").ready else "down"
+
+        await eventually(restarted, 20)
+        assert await ask(cluster) == answers[0]
+        assert alive.exit_code is None
