@@ -166,11 +166,12 @@ class Conformance:
         connection.submit(write_of(1, 1, [1, 2], [2, 3]))
         connection.submit(write_of(2, 2, [1], [3]))
         connection.submit(write_of(3, 3, [1], [4]))
-        connection.submit(write_of(4, 1, [1, 2], [1, 2]))
-        ended = source.wait(4)
-        assert [ended[i].outcome for i in (1, 2, 3)] == [Outcome.FAILED] * 3
-        assert all(ended[i].error for i in (1, 2, 3))
-        assert ended[4].outcome is Outcome.APPLIED
+        connection.submit(write_of(4, 3, [], [], tokens=0))
+        connection.submit(write_of(5, 1, [1, 2], [1, 2]))
+        ended = source.wait(5)
+        assert [ended[i].outcome for i in (1, 2, 3, 4)] == [Outcome.FAILED] * 4
+        assert all(ended[i].error for i in (1, 2, 3, 4))
+        assert ended[5].outcome is Outcome.APPLIED
         assert bool((target.tensor[3:] == SENTINEL).all())
 
     def test_reopening_ends_the_earlier_permission(self, rig: Rig) -> None:

@@ -54,3 +54,15 @@ def test_a_write_under_way_is_stopped(
         assert ended.outcome is outcome
         assert ended.payload_bytes <= local.PIECE_BYTES
         assert int((target.tensor == 1).sum()) * 4 == ended.payload_bytes
+
+
+def test_a_target_that_dies_during_the_last_piece_has_not_got_the_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with rig_of("shm") as rig:
+        source, target = rig.node("s", fill=1.0), rig.node("t", fill=0.0)
+        assert target.shared is not None
+        connection = source.transport.connect(target.peer())
+        monkeypatch.setattr(local, "copy", lambda *_: target.close())
+        connection.submit(write_of(1, 1, [1], [1]))
+        assert source.wait(1)[1].outcome is Outcome.FAILED
