@@ -57,6 +57,10 @@ class Connection(Protocol):
     def cancel(self, transfer_id: int) -> None:
         """Stop this transfer's queued and running writes; each still gets its Completion."""
 
+    @property
+    def broken(self) -> bool:
+        """No write can succeed any more: connect anew. The waker is called when it comes to that."""
+
     def close(self) -> None:
         """Fail what is queued; free what the connection holds. Idempotent."""
 

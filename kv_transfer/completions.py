@@ -25,6 +25,10 @@ class Completions:
     def push(self, completion: Completion) -> None:
         with self._lock:
             self._ended.append(completion)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to look at."""
         if self._waker is not None:
             try:
                 self._waker()

@@ -187,6 +187,10 @@ class _FaultyConnection:
             self.inner.cancel(transfer_id)
         _join(stopped)
 
+    @property
+    def broken(self) -> bool:
+        return self.inner.broken
+
     def close(self) -> None:
         with self.lock:
             stopped = self._owner.stop_timers(

@@ -143,6 +143,10 @@ class LocalConnection:
             "",
         )
 
+    @property
+    def broken(self) -> bool:
+        return self._route is None
+
     def close(self) -> None:
         self._route = None
         self._thread.drop(lambda job: job.connection is self, Outcome.FAILED, "the connection was closed")

@@ -218,7 +218,15 @@ class Exporter:
             for completion in transport.poll():
                 self._port.wrote(transport.kind, completion)
                 self._run(self._source.completion(_now(), completion))
+        self._end_broken()
         self._polled.set()
+
+    def _end_broken(self) -> None:
+        """A link that no KV can go over is of no use: the next request gets a new one."""
+        for name, state in self._links.items():
+            connection = state.link.connection
+            if state.up and connection is not None and connection.broken:
+                state.link.end(Unavailable(f"the KV connection to {name} broke"))
 
     def _run(self, effects: Iterable[handoff.SourceEffect]) -> None:
         for effect in effects:

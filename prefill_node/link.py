@@ -70,9 +70,15 @@ class Link:
         self._transports = transports
         self._options = options
         self._out: asyncio.Queue[pb.HandoffRequest] = asyncio.Queue()
+        self._ending: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
 
     def send(self, message: pb.HandoffRequest) -> None:
         self._out.put_nowait(message)
+
+    def end(self, error: BatonError) -> None:
+        """Have `run` return this. Idempotent."""
+        if not self._ending.done():
+            self._ending.set_result(error)
 
     async def run(
         self, on_up: Callable[[], None], on_message: Callable[[pb.HandoffResponse], None]
@@ -85,9 +91,7 @@ class Link:
                 lease_s = await self._shake_hands(call)
                 beats = asyncio.create_task(self._beat(lease_s))
                 on_up()
-                while (response := await _read(call)) is not None:
-                    on_message(response)
-            return Unavailable(f"decode node {self.target.name} closed the hand-off link")
+                return await self._serve(call, on_message)
         except grpc.aio.AioRpcError as error:
             return _explained(self.target, from_rpc_error(error))
         except BatonError as error:
@@ -97,6 +101,24 @@ class Link:
                 beats.cancel()
             if self.connection is not None:
                 self.connection.close()
+
+    async def _serve(
+        self, call: grpc.aio.StreamStreamCall[Any, Any], on_message: Callable[[pb.HandoffResponse], None]
+    ) -> BatonError:
+        """Until the peer ends the stream, or `end` is called; returns why."""
+
+        async def read() -> BatonError:
+            while (response := await _read(call)) is not None:
+                on_message(response)
+            return Unavailable(f"decode node {self.target.name} closed the hand-off link")
+
+        reading = asyncio.create_task(read())
+        try:
+            await asyncio.wait((reading, self._ending), return_when=asyncio.FIRST_COMPLETED)
+            return self._ending.result() if self._ending.done() else reading.result()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _shake_hands(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> float:
         """Learn the peer's pool, open the way into it. Returns the lease in seconds."""

@@ -75,6 +75,10 @@ class Outbound:
     def cancel(self, transfer_id: int) -> None:
         self._loop.call(self, lambda: self._cancel(transfer_id))
 
+    @property
+    def broken(self) -> bool:
+        return self.gone.is_set()
+
     def close(self) -> None:
         self._loop.call(self, self._close)
 
@@ -259,6 +263,7 @@ class Outbound:
         self._awaited.clear()
         self._queue.clear()
         self._current, self._out, self._scratch = None, [], memoryview(b"")
+        self.gone.set()
         for sending in left:
             self._completions.end(sending.write, Outcome.FAILED, error)
-        self.gone.set()
+        self._completions.wake()

@@ -1,9 +1,9 @@
 """Real deployments for tests: real processes, real sockets, a client, and a check that nothing leaked.
 
-    async with running(config(model, prefill=1, decode=2)) as cluster:
-        answer = await cluster.client.generate(prompt, max_tokens=8, temperature=0.0)
-        cluster.kill("decode-0")
-        await cluster.idle()
+async with running(config(model, prefill=1, decode=2)) as cluster:
+    answer = await cluster.client.generate(prompt, max_tokens=8, temperature=0.0)
+    cluster.kill("decode-0")
+    await cluster.idle()
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from baton.proto.v1.admin_pb2_grpc import AdminStub
 from baton.runtime.client.aio import AsyncClient
 from baton.runtime.config import ClusterConfig
 from baton.runtime.grpc_channel import channel
-from baton.runtime.launcher import Launcher
+from baton.runtime.launcher import NODE, ROUTER, Launcher
+from baton.runtime.process import Program
 from baton.runtime.supervisor import Member
 
 IDLE_WITHIN_S = 2.0
@@ -146,10 +147,19 @@ async def eventually(check: Callable[[], Any], within_s: float) -> None:
         await asyncio.sleep(0.02)
 
 
+def _programs(log: Path | None) -> dict[str, Program]:
+    if log is None:
+        return {"router": ROUTER, "node": NODE}
+    script = str(Path(__file__).with_name("logged.py"))
+    modules = {"router": ROUTER.args[-1], "node": NODE.args[-1]}
+    return {name: Program((script, str(log), module)) for name, module in modules.items()}
+
+
 @asynccontextmanager
-async def running(settings: ClusterConfig) -> AsyncIterator[Cluster]:
-    """A deployment that is ready; at the end nothing of it is left, which is checked."""
-    launcher = Launcher(settings, progress=lambda text: None)
+async def running(settings: ClusterConfig, log: Path | None = None) -> AsyncIterator[Cluster]:
+    """A deployment that is ready; at the end nothing of it is left, which is checked. log: gets what its
+    processes write."""
+    launcher = Launcher(settings, progress=lambda text: None, **_programs(log))
     pids: list[int] = []
     try:
         await launcher.start()
