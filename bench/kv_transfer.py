@@ -1,7 +1,8 @@
 """How close the transports come to what the machine can do: shm to a memcpy, TCP to a bare socket.
 
 Limits and measurements take turns in the same run, and each figure is the best of its rounds: the slower ones
-say how busy the machine was with other things. Source and target are two processes; blocks are sent in scattered order.
+say how busy the machine was with other things. Source and target are two processes; blocks are sent in
+scattered order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from baton.kv_transfer.shm import ShmTransport
 from baton.kv_transfer.tcp.transport import TcpTransport
 
 BLOCKS = 96
-ROUNDS = 25
+ROUNDS = 80
 
 
 def run() -> list[Figure]:
