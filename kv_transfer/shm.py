@@ -6,8 +6,8 @@ before each piece, and before it calls a write applied, that the target has died
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from baton.core.errors import FailedPrecondition
 from baton.kv_transfer.api import Completion, Endpoint, Peer, Pool
@@ -68,10 +68,10 @@ class ShmTransport:
 
 
 def _gate(mapped: MappedPool, peer: Peer) -> Gate:
-    gone = f"{peer.node_id}: incarnation {peer.incarnation!r} has gone"
+    alive = nullcontext("")
+    gone = nullcontext(f"{peer.node_id}: incarnation {peer.incarnation!r} has gone")
 
-    @contextmanager
-    def gate(transfer_id: int, first: int, count: int) -> Iterator[str]:
-        yield gone if mapped.orphaned() else ""
+    def gate(transfer_id: int, first: int, count: int) -> AbstractContextManager[str]:
+        return gone if mapped.orphaned() else alive
 
     return gate
