@@ -31,17 +31,21 @@ def admit(state: State, live: Live, now: float, out: list[Effect]) -> None:
             return
         state.timers.set(("deadline", live.id), live.deadline_s)
     state.live[live.id] = live
-    ask = state.ask(live, now)
-    prefills, decodes, _ = eligible(ask, state.registry)
-    if not prefills or not decodes:
-        error = never(why_none(ask, state.registry))
-        if error is not None:
-            reject(state, live, error, now, out)
-            return
     state.enqueue(live, now)
     pump(state, now, out)
     if live in state.queue:
-        shed(state, live, now, out)
+        error = never_fits(state, live, now)  # the pump may not have come to it
+        if error is not None:
+            reject(state, live, error, now, out)
+        else:
+            shed(state, live, now, out)
+
+
+def never_fits(state: State, live: Live, now: float) -> BatonError | None:
+    """The error, if no node that serves now could take it even with all the room there is."""
+    ask = state.ask(live, now)
+    prefills, decodes, _ = eligible(ask, state.registry)
+    return None if prefills and decodes else never(why_none(ask, state.registry))
 
 
 def never(blocked: Blocked) -> BatonError | None:

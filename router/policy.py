@@ -1,16 +1,19 @@
 """How a pair of nodes is chosen for a request: filters, then scores in seconds, then a picker.
 
 A policy is a value made of plain callables over (ask, node): which nodes have room for a leg, what a leg
-costs there, what the two legs cost together, and which of the scored pairs to take. What a pair must fulfil
+costs there, what the two legs cost together, and which of the cheapest pairs to take. Each leg is scored once
+per node; as a pair never costs less than its legs, most pairs need no score. What a pair must fulfil
 to be right at all (roles, fit, context limit, exclusion after failures) is not a policy's business: it is
 decided here, for all of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from baton.core.model import Fingerprint
@@ -19,7 +22,7 @@ from baton.router.events import Prediction
 from baton.router.nodes import Node, Registry
 from baton.router.prefix_view import PromptChains
 
-MAX_PAIRS = 256  # beyond, only the best nodes of each leg are paired
+MAX_LEGS = 16  # where every pair is allowed, only so many of the best nodes of each leg are paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,15 @@ class Choice:
 Filter = Callable[[Ask, Node], bool]
 Picker = Callable[[Ask, Sequence[Scored]], Scored]
 Pairs = list[tuple[Node, Node]]
+Allowed = dict[tuple[Node, Node], None] | None
+"""Pairs that may be used; None: all."""
 Leg = TypeVar("Leg", PrefillLeg, DecodeLeg)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """decode_rows: whether a decode node can take anybody at all; decode_room: this one in particular."""
+    """decode_rows: whether a decode node can take anybody at all; decode_room: this one in particular. pair:
+    never less than the costs of its legs. pick: gets the pairs within `tie_fraction` of the cheapest."""
 
     prefill_room: Filter
     decode_rows: Filter
@@ -118,6 +124,7 @@ class Policy:
     decode_leg: Callable[[Ask, Node], DecodeLeg]
     pair: Callable[[PrefillLeg, DecodeLeg], Scored]
     pick: Picker
+    tie_fraction: float = 0.0
     name: str = field(default="")
 
     def choose(self, ask: Ask, registry: Registry) -> Choice | Blocked:
@@ -129,25 +136,45 @@ class Policy:
         if not open_prefills or not with_rows:
             return Blocked(Why.NO_ROOM if pairs is not None else Why.FULL)
         open_decodes = [node for node in with_rows if self.decode_room(ask, node)]
-        first = [self.prefill_leg(ask, node) for node in open_prefills]
-        second = [self.decode_leg(ask, node) for node in open_decodes]
-        if len(first) * len(second) > MAX_PAIRS and pairs is None:
-            first, second = _best(first), _best(second)
-        pair = self.pair
-        scored = [pair(p, d) for p in first for d in second if pairs is None or (p.node, d.node) in pairs]
-        if not scored:
+        most = MAX_LEGS if pairs is None else None
+        first = _by_cost([self.prefill_leg(ask, node) for node in open_prefills])[:most]
+        second = _by_cost([self.decode_leg(ask, node) for node in open_decodes])[:most]
+        close, compared = self._cheapest(first, second, pairs)
+        if not close:
             return Blocked(Why.NO_ROOM)
-        best = self.pick(ask, scored)
-        return Choice(best.prefill.node, best.decode.node, _prediction(best), best.score_s, len(scored))
+        best = self.pick(ask, close)
+        return Choice(best.prefill.node, best.decode.node, _prediction(best), best.score_s, compared)
+
+    def _cheapest(
+        self,
+        first: list[tuple[float, str, PrefillLeg]],
+        second: list[tuple[float, str, DecodeLeg]],
+        pairs: Allowed,
+    ) -> tuple[list[Scored], int]:
+        """The pairs within `tie_fraction` of the cheapest, and how many were scored to find them."""
+        limit, lowest, compared = math.inf, math.inf, 0
+        close: list[Scored] = []
+        for prefill_s, _, prefill in first:
+            for decode_s, _, decode in second:
+                if prefill_s + decode_s > limit:
+                    break  # and so do all further ones
+                if pairs is not None and (prefill.node, decode.node) not in pairs:
+                    continue
+                scored = self.pair(prefill, decode)
+                compared += 1
+                if scored.score_s <= limit:
+                    close.append(scored)
+                    if scored.score_s < lowest:
+                        lowest = scored.score_s
+                        limit = lowest + max(abs(lowest) * self.tie_fraction, 1e-9)
+        return [pair for pair in close if pair.score_s <= limit], compared
 
 
-def eligible(
-    ask: Ask, registry: Registry
-) -> tuple[list[Node], list[Node], dict[tuple[Node, Node], None] | None]:
-    """Nodes for each leg that may serve the request, room left aside. pairs: the allowed combinations,
-    None when all are."""
-    prefills = [node for node in registry if node.may_prefill and _suits(ask, node)]
-    decodes = [node for node in registry if node.may_decode and _suits(ask, node)]
+def eligible(ask: Ask, registry: Registry) -> tuple[list[Node], list[Node], Allowed]:
+    """Nodes for each leg that may serve the request, room left aside; and the allowed combinations."""
+    suiting = _suiting(ask, registry)
+    prefills = [node for node in suiting if node.may_prefill]
+    decodes = [node for node in suiting if node.may_decode]
     if registry.uniform and not ask.avoid and not ask.avoid_pairs:
         return prefills, decodes, None
     fitting = [(p, d) for p in prefills for d in decodes if registry.fit(p, d)]
@@ -159,11 +186,14 @@ def eligible(
     )
 
 
-def _suits(ask: Ask, node: Node) -> bool:
-    request, info = ask.request, node.info
-    if len(request.prompt_ids) + max(1, len(request.output_ids) + 1) > info.max_model_len:
-        return False
-    return ask.fingerprint is None or ask.fingerprint == info.fingerprint
+def _suiting(ask: Ask, nodes: Iterable[Node]) -> list[Node]:
+    """Those that could hold its whole prompt and a token more, and speak of the same weights."""
+    request, fingerprint = ask.request, ask.fingerprint
+    tokens = len(request.prompt_ids) + len(request.output_ids) + 1
+    long_enough = [node for node in nodes if node.info.max_model_len >= tokens]
+    if fingerprint is None:
+        return long_enough
+    return [node for node in long_enough if node.info.fingerprint == fingerprint]
 
 
 def _without_failed(ask: Ask, pairs: Pairs) -> Pairs:
@@ -182,8 +212,7 @@ def why_none(ask: Ask, registry: Registry) -> Blocked:
     decodes = [node for node in registry if node.may_decode]
     if not prefills or not decodes:
         return Blocked(Why.NO_NODE)
-    long_prefills = [node for node in prefills if _suits(ask, node)]
-    long_decodes = [node for node in decodes if _suits(ask, node)]
+    long_prefills, long_decodes = _suiting(ask, prefills), _suiting(ask, decodes)
     if not long_prefills or not long_decodes:
         return Blocked(Why.NO_NODE if ask.fingerprint is not None else Why.TOO_LONG)
     items: dict[str, None] = {}
@@ -194,9 +223,9 @@ def why_none(ask: Ask, registry: Registry) -> Blocked:
     return Blocked(Why.INCOMPATIBLE, tuple(items)[:8])
 
 
-def _best(legs: list[Leg]) -> list[Leg]:
-    """The legs with the lowest cost, ties by id."""
-    return sorted(legs, key=lambda leg: (leg.cost_s, leg.node.id))[: int(MAX_PAIRS**0.5)]
+def _by_cost(legs: list[Leg]) -> list[tuple[float, str, Leg]]:
+    """(seconds, node id, leg), the cheapest first, ties by id."""
+    return sorted([(leg.cost_s, leg.node.id, leg) for leg in legs], key=itemgetter(0, 1))
 
 
 def _prediction(best: Scored) -> Prediction:

@@ -15,7 +15,7 @@ from baton.core.load import Role
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Node
 from baton.router.policy import Ask, DecodeLeg, Policy, PrefillLeg, Scored
-from baton.router.policy_pick import spread_ties
+from baton.router.policy_pick import spread
 
 MAX_SHARING = 8  # hand-offs to one node at once, beyond which more are taken to come one after another
 
@@ -80,7 +80,7 @@ class LatencyLegs:
 
     @staticmethod
     def pair(prefill: PrefillLeg, decode: DecodeLeg) -> Scored:
-        score_s = prefill.queue_s + prefill.compute_s + prefill.stall_s + decode.wait_s + decode.impact_s
+        score_s = prefill.cost_s + decode.cost_s
         if prefill.node is decode.node:
             return Scored(prefill, decode, 0.0, score_s)
         whole_s = prefill.transfer_fixed_s + prefill.transfer_token_s * decode.new_tokens
@@ -97,7 +97,8 @@ def latency_policy(config: RouterConfig) -> Policy:
         prefill_leg=legs.prefill_leg,
         decode_leg=legs.decode_leg,
         pair=legs.pair,
-        pick=spread_ties(config.tie_fraction),
+        pick=spread,
+        tie_fraction=config.tie_fraction,
         name="latency",
     )
 
