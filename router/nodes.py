@@ -43,7 +43,7 @@ class Node:
     @property
     def state(self) -> str:
         if self.health is not Health.UP:
-            return self.health.value
+            return str(self.health.value)
         return "draining" if self.draining or self.load.draining else "up"
 
     @property
