@@ -12,6 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import structlog
@@ -99,7 +100,18 @@ class _Router:
 
     async def _announce(self, connection: grpc.aio.Channel) -> None:
         lease_s: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        call = RegistryStub(connection).Announce(self._requests(lease_s))
+        over = asyncio.Event()
+        call = RegistryStub(connection).Announce(self._requests(lease_s, over))
+        try:
+            await self._listen(call, lease_s)
+        finally:  # a call that failed leaves its requests' iterator waiting
+            over.set()
+            lease_s.cancel()
+            self._news.set()
+
+    async def _listen(
+        self, call: grpc.aio.StreamStreamCall[Any, Any], lease_s: asyncio.Future[float]
+    ) -> None:
         async for response in call:
             match response.WhichOneof("message"):
                 case "welcome":
@@ -113,12 +125,16 @@ class _Router:
                         differs=list(response.incompatible.items),
                     )
 
-    async def _requests(self, lease_s: asyncio.Future[float]) -> AsyncIterator[pb.AnnounceRequest]:
+    async def _requests(
+        self, lease_s: asyncio.Future[float], over: asyncio.Event
+    ) -> AsyncIterator[pb.AnnounceRequest]:
         yield pb.AnnounceRequest(registration=self._registration())
         interval_s = max(MIN_INTERVAL_S, await lease_s / 3)
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), interval_s)
+            if over.is_set():
+                return
             self._news.clear()
             if self._load is not None:
                 yield pb.AnnounceRequest(load=codec_node.load_to_proto(self._take()))

@@ -69,7 +69,7 @@ class Link:
         self._identity = identity
         self._transports = transports
         self._options = options
-        self._out: asyncio.Queue[pb.HandoffRequest] = asyncio.Queue()
+        self._out: asyncio.Queue[pb.HandoffRequest | None] = asyncio.Queue()  # None: no more
         self._ending: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
 
     def send(self, message: pb.HandoffRequest) -> None:
@@ -101,6 +101,7 @@ class Link:
                 beats.cancel()
             if self.connection is not None:
                 self.connection.close()
+            self._out.put_nowait(None)  # a call that failed leaves its requests' iterator waiting
 
     async def _serve(
         self, call: grpc.aio.StreamStreamCall[Any, Any], on_message: Callable[[pb.HandoffResponse], None]
@@ -168,8 +169,8 @@ class Link:
                 lease_s=identity.lease_s,
             )
         )
-        while True:
-            yield await self._out.get()
+        while (message := await self._out.get()) is not None:
+            yield message
 
     async def _beat(self, lease_s: float) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,13 +13,15 @@ from typing import Any
 
 import psutil
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, Cancelled
 from baton.kv_transfer.segment import DIRECTORY
 from baton.proto.v1.admin_pb2 import DrainNodeRequest, SetNodeRoleRequest
 from baton.proto.v1.admin_pb2_grpc import AdminStub
+from baton.runtime.client.convert import Collector
 from baton.runtime.client.types import Completion
 from baton.runtime.grpc_channel import channel
 from tests.e2e.cluster import Cluster, Deployment, eventually
+from tests.e2e.exact import Case
 from tests.relay import Relay
 
 PATIENCE_S = 30.0
@@ -45,6 +48,55 @@ async def ending(answer: Awaitable[Completion]) -> Completion | BatonError:
         return await answer
     except BatonError as error:
         return error
+
+
+class Streaming:
+    """A case being answered, to be broken into after a few tokens: `await some(7)`, `await exact()`."""
+
+    def __init__(self, cluster: Deployment, case: Case, **options: Any) -> None:
+        self._case = case
+        self._collector = Collector()
+        self._tokens = 0
+        self._more = asyncio.Event()
+        length = len(case.want.token_ids)
+        self.stream = cluster.client.stream(
+            case.prompt, max_tokens=length, temperature=0.0, ignore_eos=True, **options
+        )
+        self._task = asyncio.ensure_future(ending(self._read()))
+
+    async def some(self, tokens: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self._tokens < tokens and not self._task.done():
+                await self._more.wait()
+                self._more.clear()
+        assert self._tokens < len(self._case.want.token_ids), "it is complete already"
+
+    async def end(self) -> Completion | BatonError:
+        return await asyncio.wait_for(self._task, 2 * PATIENCE_S)
+
+    async def exact(self) -> Completion:
+        """It must have been answered, as the reference would: no gap, no repeat."""
+        answer = await self.end()
+        assert isinstance(answer, Completion), answer
+        assert list(answer.token_ids) == self._case.want.token_ids
+        assert answer.usage.completion_tokens == len(answer.token_ids)
+        return answer
+
+    async def cancelled(self) -> None:
+        """Twice, which changes nothing; the client is told."""
+        self.stream.cancel()
+        self.stream.cancel()
+        assert isinstance(await self.end(), Cancelled)
+
+    async def _read(self) -> Completion:
+        try:
+            async for delta in self.stream:
+                self._collector.add(delta)
+                self._tokens += len(delta.token_ids)
+                self._more.set()
+            return self._collector.completion()
+        finally:
+            self._more.set()
 
 
 async def load_is(cluster: Deployment, node: str, **counts: int) -> None:
@@ -90,7 +142,18 @@ async def set_role(cluster: Deployment, node: str, role: int) -> None:
 async def drain(cluster: Deployment, node: str, draining: bool = True) -> None:
     async with channel(cluster.endpoint) as connection:
         await AdminStub(connection).DrainNode(DrainNodeRequest(node_id=node, draining=draining), timeout=10)
-    await state_is(cluster, node, "draining" if draining else "up")
+
+
+@asynccontextmanager
+async def drained(cluster: Deployment, node: str) -> AsyncIterator[None]:
+    """Meanwhile the node gets nothing new."""
+    await drain(cluster, node)
+    try:
+        await state_is(cluster, node, "draining")
+        yield
+    finally:
+        await drain(cluster, node, draining=False)
+        await state_is(cluster, node, "up")
 
 
 # ---- what processes hold on to ----------------------------------------------------------------------------
@@ -196,3 +259,39 @@ async def relays(cluster: Cluster, name: str, grpc: Relay) -> AsyncIterator[Rela
 
 async def together(*work: Awaitable[Any]) -> list[Any]:
     return list(await asyncio.gather(*work))
+
+
+# ---- health ------------------------------------------------------------------------------------------------
+
+
+def probe(address: str, path: str) -> str:
+    """What the process answers to a health probe; "" if all is well."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            text: str = answer.read().decode().strip()
+            return "" if text == "ok" else text
+    except OSError as error:
+        return str(error)
+
+
+@asynccontextmanager
+async def healthy(cluster: Cluster, *names: str) -> AsyncIterator[None]:
+    """Meanwhile these processes say at all times that they live and are ready."""
+    addresses = [ready.metrics for name in names if (ready := cluster.member(name).ready) is not None]
+    assert all(addresses)
+    complaints: list[str] = []
+
+    async def watch() -> None:
+        while not complaints:
+            for address in addresses:
+                for path in ("/health/live", "/health/ready"):
+                    complaints.extend(filter(None, [await asyncio.to_thread(probe, address, path)]))
+            await asyncio.sleep(0.1)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert complaints == []
