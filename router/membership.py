@@ -21,6 +21,9 @@ from baton.runtime.grpc_channel import TransportOptions
 
 log = structlog.get_logger(__name__)
 
+MAX_REFUSED = 64  # nodes
+REFUSED_S = 2.0  # a refused node that is still there tries again sooner
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -33,6 +36,12 @@ class Member:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     lost_reason: str = ""
     watch: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+    last_s: float
 
 
 class Membership:
@@ -53,6 +62,7 @@ class Membership:
         expected: Fingerprint | None = None,
     ) -> None:
         self.members: dict[str, Member] = {}
+        self._refused: dict[str, _Refusal] = {}  # by node id, the latest last
         self.router_id = router_id
         self._driver = driver
         self._transport = transport
@@ -92,6 +102,7 @@ class Membership:
             member = Member(facts, link)
             self.members[facts.node_id] = member
             self._driver.ports[facts.node_id] = link
+            self._refused.pop(facts.node_id, None)
             self._served = self._served or facts.model.fingerprint
             self._driver.post(NodeJoined(node_info(facts)))
             member.watch = asyncio.get_running_loop().create_task(watch_kv(link, self._driver))
@@ -100,6 +111,13 @@ class Membership:
 
     def report(self, member: Member, load: LoadReport) -> None:
         self._driver.post(NodeReported(member.facts.node_id, member.facts.incarnation, load))
+
+    def check_pairs(self) -> None:
+        """FailedPrecondition: no nodes could serve a request, and some that would come do not fit."""
+        since = self._driver.now() - REFUSED_S
+        reasons = [refusal.reason for refusal in self._refused.values() if refusal.last_s > since]
+        if reasons and not self._driver.machine.ready():
+            raise FailedPrecondition("no two nodes fit together: " + "; ".join(reasons))
 
     async def close(self) -> None:
         self._stopping = True
@@ -114,10 +132,20 @@ class Membership:
             wanted, protocol=str(PROTOCOL_VERSION), tokenizer=self._tokenizer or wanted.tokenizer
         )
         if items := mine.differing(wanted):
-            log.warning("node refused", node=facts.node_id, items=items)
-            raise FailedPrecondition(
-                f"node {facts.node_id} does not fit what this router serves: {'; '.join(items)}"
-            )
+            raise FailedPrecondition(self._refuse(facts.node_id, tuple(items)))
+
+    def _refuse(self, node_id: str, items: tuple[str, ...]) -> str:
+        """Once per reason: it will try again and again. Its would-be peers are told too."""
+        reason = f"node {node_id} does not fit what this router serves: {'; '.join(items)}"
+        known = self._refused.pop(node_id, None)
+        if known is None or known.reason != reason:
+            log.warning("node refused", node=node_id, items=items)
+            for one, member in self.members.items():
+                member.told.put_nowait(Pair(one, node_id, items))
+        self._refused[node_id] = _Refusal(reason, self._driver.now())
+        if len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        return reason
 
     def _lost(self, link: NodeLink, reason: str) -> None:
         facts = link.facts

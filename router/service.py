@@ -79,6 +79,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         received_s = self._driver.now()
         deadline_s = self._deadline(received_s, context)
         model = self._model(request.model)
+        self._membership.check_pairs()
         internal_id = f"{self._membership.router_id}-{next(self._ids)}"
         job = await self._off_loop(
             request, lambda: prepare(request, model, self._tokenizer, self._options.limits, internal_id)
@@ -91,6 +92,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         except grpc.aio.InternalError:
             # The write failed since the client has gone: nobody is left to be told.
             raise asyncio.CancelledError from None
+        except Unavailable:
+            self._membership.check_pairs()  # says more than that there was no node
+            raise
         finally:
             self._observer.call_ended(stream, received_s)
 
