@@ -153,9 +153,7 @@ async def test_stop_ids_and_strings_within_the_first_min_tokens(cluster: InProce
     text = await cluster.client.detokenize(ids[:1])
     got = await both_ways(cluster, case.prompt, max_tokens=NEW_TOKENS, stop=[text], min_tokens=4)
     assert list(got.token_ids[:4]) == ids[:4]
-    got = await both_ways(
-        cluster, case.prompt, max_tokens=NEW_TOKENS, stop_token_ids=[ids[1]], min_tokens=3
-    )
+    got = await both_ways(cluster, case.prompt, max_tokens=NEW_TOKENS, stop_token_ids=[ids[1]], min_tokens=3)
     assert got.token_ids[0] == ids[0]
     assert ids[1] not in got.token_ids[:3]
     assert len(got.token_ids) >= 3
@@ -177,7 +175,9 @@ async def test_length_limits(model: tuple[Path, Reference], small_pool: bool) ->
                 options = {"max_tokens": most} if most else {}
                 await exact(cluster, case, **{"max_tokens": None} | options)
         for length in (32, 33):
-            with pytest.raises(InvalidArgument, match=rf"\b{length} tokens.*\b{LIMIT}\b.*\b{LIMIT - 1}\b") as e:
+            with pytest.raises(
+                InvalidArgument, match=rf"\b{length} tokens.*\b{LIMIT}\b.*\b{LIMIT - 1}\b"
+            ) as e:
                 await cluster.client.generate(prompt_of(length), max_tokens=1)
             assert e.value.field == "prompt"
         for field, prompt, options in (

@@ -1,5 +1,5 @@
-"""A seed gives one text: alone or among others, on whichever nodes, after a preemption. And logprobs, which the
-first token's node and the others' node report alike."""
+"""A seed gives one text: alone or among others, on whichever nodes, after a preemption. And logprobs, which
+the first token's node and the others' node report alike."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _is_of(one: TokenLogprobs, row: torch.Tensor, token_id: int, count: int) -> 
 async def test_logprobs_across_the_split(
     cluster: InProcess, model: tuple[Path, Reference], case: Case, count: int, sampling: dict[str, Any]
 ) -> None:
-    """One entry per token, the first token's too; they are of the model's own distribution, before any edit."""
+    """One entry per token, the first token's too; of the model's own distribution, before any edit."""
     options = {"max_tokens": 6, "logprobs": count, "ignore_eos": True} | sampling
     deltas = [delta async for delta in cluster.client.stream(case.prompt, **options)]
     whole = await cluster.client.generate(case.prompt, **options)
