@@ -91,7 +91,8 @@ class LlamaModel:
         """Queries, rotated, [tokens, heads, head_dim]; keys and values go to the pool."""
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
-        qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias).contiguous()
+        qkv = qkv.view(-1, heads + 2 * kv_heads, config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
             q.copy_(rms_norm(q, layer.q_norm, config.norm_eps))

@@ -11,29 +11,21 @@ block before its first use. Padding blocks are never read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from baton.kernels.attention import cpu, reference
-from baton.kernels.attention.plan import AttentionPlan, RowSpan, make_plan
+from baton.kernels.attention.plan import AttentionParams, AttentionPlan, RowSpan, make_plan
 
 __all__ = ["AttentionParams", "AttentionPlan", "RowSpan", "attention", "make_plan", "write_kv"]
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionParams:
-    """scale multiplies the scores. window: a query sees itself and the window - 1 tokens before it. softcap:
-    scores become softcap * tanh(score / softcap) (Gemma 2, arXiv:2408.00118)."""
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
-
-
 def write_kv(layer: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan) -> None:
     """Put the step's keys and values, [tokens, 2, kv_heads, head_dim], where the block tables say."""
-    layer.transpose(1, 2).index_put_((plan.blocks, plan.offsets), kv)
+    if plan.only_slot is not None:
+        block, offset = plan.only_slot
+        layer[block, :, offset].copy_(kv[0])  # a plain copy is several times cheaper to start
+    else:
+        layer.transpose(1, 2).index_put_((plan.blocks, plan.offsets), kv)
 
 
 def attention(
@@ -44,5 +36,5 @@ def attention(
     heads is a multiple of kv_heads; query head h reads KV head h // (heads / kv_heads).
     """
     if q.device.type == "cpu":
-        return cpu.attention(q, layer, plan, params.scale, params.window, params.softcap)
-    return reference.attention(q, layer, plan, params.scale, params.window, params.softcap)
+        return cpu.attention(q, layer, plan, params)
+    return reference.attention(q, layer, plan, params)

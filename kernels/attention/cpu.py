@@ -9,46 +9,44 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from baton.kernels.attention.plan import AttentionPlan, DecodeGroup, PrefillRow
+from baton.kernels.attention.plan import AttentionParams, AttentionPlan, DecodeGroup, PrefillRow
 
 
 def attention(
     q: torch.Tensor,
     layer: torch.Tensor,
     plan: AttentionPlan,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    params: AttentionParams,
 ) -> torch.Tensor:
-    windowed = plan.window(window)
+    windowed = plan.window(params.window)
     if len(windowed.decode) == 1 and windowed.decode[0].rows == len(q):
-        return _decode(q, layer, windowed.decode[0], scale, softcap)
+        return _decode(q, layer, windowed.decode[0], params)
     out = torch.empty_like(q)
     for group in windowed.decode:
-        out[group.tokens] = _decode(q[group.tokens], layer, group, scale, softcap)
+        out[group.tokens] = _decode(q[group.tokens], layer, group, params)
     for row in windowed.prefill:
-        out[row.tokens] = _prefill(q[row.tokens], layer, row, scale, softcap)
+        out[row.tokens] = _prefill(q[row.tokens], layer, row, params)
     return out
 
 
 def _decode(
-    q: torch.Tensor, layer: torch.Tensor, group: DecodeGroup, scale: float, softcap: float | None
+    q: torch.Tensor, layer: torch.Tensor, group: DecodeGroup, params: AttentionParams
 ) -> torch.Tensor:
     rows, heads, head_dim = q.shape
     kv_heads = layer.shape[3]
     keys, values = (
-        layer[:, part].index_select(0, group.blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
+        layer[:, part]
+        .index_select(0, group.blocks)
+        .view(rows, -1, kv_heads, head_dim)[:, group.seen]
+        .transpose(1, 2)
         for part in (0, 1)
     )
-    out = _attend(
-        q.view(rows, kv_heads, heads // kv_heads, head_dim), keys, values, group.bias, scale, softcap
-    )
+    queries = q.view(rows, kv_heads, heads // kv_heads, head_dim)
+    out = _attend(queries, keys, values, group.bias, params)
     return out.reshape(rows, heads, head_dim)
 
 
-def _prefill(
-    q: torch.Tensor, layer: torch.Tensor, row: PrefillRow, scale: float, softcap: float | None
-) -> torch.Tensor:
+def _prefill(q: torch.Tensor, layer: torch.Tensor, row: PrefillRow, params: AttentionParams) -> torch.Tensor:
     length, heads, head_dim = q.shape
     kv_heads = layer.shape[3]
     group = heads // kv_heads
@@ -62,7 +60,7 @@ def _prefill(
         for part in (0, 1)
     )
     queries = q.view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    out = _attend(queries, keys, values, row.mask, scale, softcap)
+    out = _attend(queries, keys, values, row.mask, params, causal=row.mask is None)
     return out.permute(2, 0, 1, 3).reshape(length, heads, head_dim)
 
 
@@ -71,16 +69,17 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
+    params: AttentionParams,
+    *,
+    causal: bool = False,
 ) -> torch.Tensor:
-    """mask: None is plain causal; bool True, or bias 0, where a key is seen."""
+    """mask: bool True, or bias 0, where a key is seen; None: all are, or (causal) those up to the query."""
+    scale, softcap = params.scale, params.softcap
     if softcap is None:
-        return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
-        )
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal, scale=scale)
     scores = softcap * torch.tanh(q @ keys.transpose(-1, -2) * (scale / softcap))
-    if mask is None:
+    if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(-1) @ values

@@ -17,6 +17,16 @@ _SMALLEST_GROUP_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """scale multiplies the scores. window: a query sees itself and the window - 1 tokens before it. softcap:
+    scores become softcap * tanh(score / softcap) (Gemma 2, arXiv:2408.00118)."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RowSpan:
     """A row's place: its tokens are at positions [start, start + length); block_table: block ids by position.
 
@@ -35,12 +45,14 @@ class RowSpan:
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Rows of one token. tokens: their indices in the step; blocks: [rows * padded] block ids; bias:
-    [rows, 1, 1, padded * block_size], 0 where a key may be seen and -inf elsewhere."""
+    [rows, 1, 1, padded * block_size], 0 where a key may be seen and -inf elsewhere. A single row has no bias:
+    of its blocks' keys it sees all of `seen`."""
 
     tokens: slice | torch.Tensor
     rows: int
     blocks: torch.Tensor
-    bias: torch.Tensor
+    bias: torch.Tensor | None
+    seen: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class AttentionPlan:
         self.positions = torch.from_numpy(positions)
         self.blocks = torch.from_numpy(blocks)
         self.offsets = torch.from_numpy(positions % block_size)
+        self.only_slot = (int(blocks[0]), int(positions[0]) % block_size) if len(blocks) == 1 else None
         self._windows: dict[int | None, WindowPlan] = {}
 
     def window(self, window: int | None) -> WindowPlan:
@@ -187,12 +200,17 @@ class _Windowed:
         seen = keys <= query
         if self.window is not None:
             seen &= keys > query - self.window
-        bias = np.where(seen, 0.0, -np.inf)[:, None, None, :]
+        bias, first, end = None, 0, padded * self.block_size
+        if len(members) == 1:
+            first, end = int(seen.argmax()), int(query.item() + 1 - firsts[0])
+        else:
+            bias = torch.from_numpy(np.where(seen, 0.0, -np.inf)[:, None, None, :]).to(self.dtype)
         return DecodeGroup(
             tokens=_as_slice([token for _, token in members]),
             rows=len(members),
             blocks=torch.from_numpy(blocks.reshape(-1)),
-            bias=torch.from_numpy(bias).to(self.dtype),
+            bias=bias,
+            seen=slice(first, end),
         )
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from baton.kernels.attention.plan import AttentionPlan, RowSpan, visible
+from baton.kernels.attention.plan import AttentionParams, AttentionPlan, RowSpan, visible
 
 
 def attention(
     q: torch.Tensor,
     layer: torch.Tensor,
     plan: AttentionPlan,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    params: AttentionParams,
 ) -> torch.Tensor:
+    softcap = params.softcap
     out = torch.empty_like(q)
     group = q.shape[1] // layer.shape[3]
     token = 0
@@ -22,10 +21,10 @@ def attention(
         end = token + span.length
         keys, values = context_of(layer, span, plan.block_size)
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", q[token:end], keys) * scale
+        scores = torch.einsum("qhd,khd->hqk", q[token:end], keys) * params.scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        seen = visible(torch.arange(span.start, span.context), torch.arange(span.context), window)
+        seen = visible(torch.arange(span.start, span.context), torch.arange(span.context), params.window)
         weights = scores.masked_fill(~seen.to(q.device), -torch.inf).softmax(-1)
         out[token:end] = torch.einsum("hqk,khd->qhd", weights, values)
         token = end

@@ -1,7 +1,7 @@
 """y = x @ weight.T + bias.
 
 x: [rows, in]; weight: [out, in], contiguous, as checkpoints store it; bias: [out] or None;
-returns [rows, out].
+returns [rows, out], not necessarily contiguous.
 """
 
 from __future__ import annotations

@@ -21,5 +21,5 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         return F.linear(x, weight, bias)
     # x must be row-major here: BLAS takes another, six times slower, path for a column-major one.
     x = torch.cat((x, x)) if rows == 1 else x.contiguous()
-    y = (weight @ x.t())[:, :rows].t().contiguous()
+    y = (weight @ x.t())[:, :rows].t()
     return y if bias is None else y.add_(bias)

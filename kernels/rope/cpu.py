@@ -5,5 +5,5 @@ import torch
 
 def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     # The sign of the rotated half lies in sin: one roll instead of a negated concatenation.
-    other = x.roll(x.shape[-1] // 2, -1).mul_(sin)
-    x.mul_(cos).add_(other)
+    other = x.roll(x.shape[-1] // 2, -1)
+    x.mul_(cos).addcmul_(other, sin)

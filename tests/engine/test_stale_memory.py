@@ -67,4 +67,4 @@ def test_without_clearing_it_would_have_one(folder: Path) -> None:
     runner.pool.tensor.fill_(torch.nan)
     driver.kv.take_dirty = list  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="no token"):
-        driver.generate(PROMPTS[:1], 1)
+        driver.generate(PROMPTS, NEW_TOKENS)

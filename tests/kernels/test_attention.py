@@ -69,7 +69,8 @@ class Scene:
         return torch.stack(out).view(-1, self.heads, self.head_dim)
 
     def paged(self, module: object, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
-        return module.attention(self.q, self.layer, self.plan, self.head_dim**-0.5, window, softcap)
+        params = AttentionParams(self.head_dim**-0.5, window, softcap)
+        return module.attention(self.q, self.layer, self.plan, params)
 
 
 @pytest.mark.parametrize("path", [cpu, reference], ids=["cpu", "reference"])
@@ -161,12 +162,15 @@ def test_addresses_beyond_32_bits() -> None:
             write_kv(pool[:, 0], kv, plan)
             torch.testing.assert_close(pool[far, 0].transpose(0, 1), kv[:block_size], atol=0, rtol=0)
             torch.testing.assert_close(pool[near, 0, :, 0], kv[block_size], atol=0, rtol=0)
-            q = torch.randn(block_size + 1, kv_heads, head_dim)
+            q, params = torch.randn(block_size + 1, kv_heads, head_dim), AttentionParams(0.1)
             small = torch.zeros(3, 2, block_size, kv_heads, head_dim)
             same = make_plan([RowSpan(0, block_size + 1, [1, 2])], block_size)
             write_kv(small, kv, same)
             torch.testing.assert_close(
-                cpu.attention(q, pool[:, 0], plan, 0.1), cpu.attention(q, small, same, 0.1), atol=0, rtol=0
+                cpu.attention(q, pool[:, 0], plan, params),
+                cpu.attention(q, small, same, params),
+                atol=0,
+                rtol=0,
             )
             assert file_blocks(file) <= 2 * per_block * 4 + 64 * 4096
             del pool
