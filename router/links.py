@@ -27,6 +27,7 @@ DISPATCH_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 5.0
 ORPHAN_PAUSE_S = 0.5
 MAX_ORPHANS = 4096
+INLINE_TOKENS = 2**15  # a prompt up to this length becomes a message on the event loop: a millisecond
 
 Key = tuple[str, int]
 
@@ -92,8 +93,7 @@ class NodeLink:
         self._start(self._tell("SetRole", lambda: self.node.SetRole(request, timeout=CALL_TIMEOUT_S)))
 
     def set_drain(self, effect: SetDrain) -> None:
-        request = node_pb2.DrainRequest(draining=effect.draining)
-        self._start(self._tell("Drain", lambda: self.node.Drain(request, timeout=CALL_TIMEOUT_S)))
+        self._start(self._drain(effect.draining, tuple(self._dispatching.values())))
 
     def lose(self, reason: str) -> None:
         """The node counts as dead from now on. Idempotent."""
@@ -159,10 +159,12 @@ class NodeLink:
         target = prefill_node_pb2.DecodeTarget(
             node_id=decode.node_id, incarnation=decode.incarnation, address=decode.address
         )
+        message = prefill_node_pb2.PrefillRequest(router_id=self._router_id, decode=target)
         try:
-            message = prefill_node_pb2.PrefillRequest(
-                router_id=self._router_id, request=codec.request_to_proto(request), decode=target
-            )
+            if request.prefill_tokens <= INLINE_TOKENS:
+                codec.request_to_proto(request, message.request)
+            else:  # other streams go on meanwhile
+                await asyncio.to_thread(codec.request_to_proto, request, message.request)
             await self._prefill.Prefill(message, timeout=timeout_s)
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error)
@@ -173,6 +175,13 @@ class NodeLink:
             self._driver.post(NodeFailed(*key, self.facts.node_id, error))
         finally:
             self._dispatching.pop(key, None)
+
+    async def _drain(self, draining: bool, before: tuple[asyncio.Task[None], ...]) -> None:
+        """It must not overtake the requests that were sent before it: the node would refuse them."""
+        if before:
+            await asyncio.wait(before)
+        request = node_pb2.DrainRequest(draining=draining)
+        await self._tell("Drain", lambda: self.node.Drain(request, timeout=CALL_TIMEOUT_S))
 
     def _flush_aborts(self) -> None:
         keys, self._aborts = self._aborts, []

@@ -71,6 +71,10 @@ class Streaming:
                 self._more.clear()
         assert self._tokens < len(self._case.want.token_ids), "it is complete already"
 
+    @property
+    def over(self) -> bool:
+        return self._task.done()
+
     async def end(self) -> Completion | BatonError:
         return await asyncio.wait_for(self._task, 2 * PATIENCE_S)
 

@@ -51,6 +51,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("death")
     model, reference = tiny(folder)
+    long = [solid_case(reference, 400, 4, prefix=[40 + i]) for i in range(3)]
+    short = [solid_case(reference, 9, 8, prefix=[60 + i]) for i in range(8)]
+    streaming = solid_case(reference, 5, 120)
     settings = config(
         model,
         prefill=2,
@@ -61,13 +64,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     )
     log = folder / "log"
     async with running(settings, log) as cluster:
-        yield World(
-            cluster,
-            long=[solid_case(reference, 400, 4, prefix=[40 + i]) for i in range(3)],
-            short=[solid_case(reference, 9, 8, prefix=[60 + i]) for i in range(8)],
-            streaming=solid_case(reference, 5, 120),
-            log=log,
-        )
+        yield World(cluster, long, short, streaming, log)
 
 
 async def test_a_prefill_node_dies_with_kv_in_flight(world: World) -> None:
