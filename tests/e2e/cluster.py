@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from baton.proto.v1.admin_pb2 import GetClusterRequest, GetClusterResponse, NodeState
+from baton.proto.v1.admin_pb2 import DrainNodeRequest, GetClusterRequest, GetClusterResponse, NodeState
 from baton.proto.v1.admin_pb2_grpc import AdminStub
 from baton.runtime.client.aio import AsyncClient
 from baton.runtime.config import ClusterConfig
@@ -65,6 +65,23 @@ class Deployment:
     async def node(self, name: str) -> NodeState:
         state = await self.state()
         return next(node for node in state.nodes if node.registration.node_id == name)
+
+    async def drain(self, name: str, draining: bool = True) -> None:
+        """Have a node take nothing new, or (False) take it again."""
+        async with channel(self.endpoint) as connection:
+            request = DrainNodeRequest(node_id=name, draining=draining)
+            await AdminStub(connection).DrainNode(request, timeout=5)
+
+    @asynccontextmanager
+    async def only(self, *names: str) -> AsyncIterator[None]:
+        """Within the block no other node is given anything new."""
+        state = await self.state()
+        others = {node.registration.node_id for node in state.nodes} - set(names)
+        for name in others:
+            await self.drain(name)
+        yield
+        for name in others:
+            await self.drain(name, False)
 
     async def idle(self, within_s: float = IDLE_WITHIN_S) -> None:
         """Nothing is left of any request: router counters 0, every node's pool all free or idle-cached."""
@@ -159,12 +176,18 @@ def _programs(log: Path | None) -> dict[str, Program]:
 async def running(settings: ClusterConfig, log: Path | None = None) -> AsyncIterator[Cluster]:
     """A deployment that is ready; at the end nothing of it is left, which is checked. log: gets what its
     processes write."""
+    async with launched(settings, log) as launcher, AsyncClient(launcher.endpoint) as client:
+        yield Cluster(launcher, client)
+
+
+@asynccontextmanager
+async def launched(settings: ClusterConfig, log: Path | None = None) -> AsyncIterator[Launcher]:
+    """The same without a client: perhaps nodes alone."""
     launcher = Launcher(settings, progress=lambda text: None, **_programs(log))
     pids: list[int] = []
     try:
         await launcher.start()
-        async with AsyncClient(launcher.endpoint) as client:
-            yield Cluster(launcher, client)
+        yield launcher
     finally:
         pids = [member.child.pid for member in launcher.supervisor.members if member.child is not None]
         await launcher.stop()
