@@ -92,6 +92,33 @@ async def test_a_prefill_node_dies_with_kv_in_flight(world: World) -> None:
     assert (cluster_pid(world, "decode-0"), cluster_pid(world, "decode-1")) == decodes
 
 
+async def test_a_writer_that_stands_still_is_not_trusted(world: World) -> None:
+    """KV1 in shared memory, where nobody can stop a writer: what it may still write to stays out of use, and
+    comes back when it has said that it is over."""
+    cluster = world.cluster
+    for round_number in range(3):
+        salt = f"still {round_number}"
+        async with drained(cluster, "prefill-1"):
+            gone = Streaming(cluster, world.long[0], salt=salt)
+            await _reserved(cluster, 1)
+            cluster.signal("prefill-0", signal.SIGSTOP)
+        try:
+            await gone.cancelled()
+            await until(lambda: _quarantined(cluster), what="quarantined")
+            async with drained(cluster, "prefill-0"):
+                await all_exact(cluster, world.short, salt=salt)
+                assert await _quarantined(cluster)
+        finally:
+            cluster.signal("prefill-0", signal.SIGCONT)
+        await cluster.up(*NODES)
+        await cluster.idle(PATIENCE_S)
+        await all_exact(cluster, world.short, salt=salt)
+
+
+async def _quarantined(cluster: Cluster) -> bool:
+    return any(node.load.quarantined for node in (await cluster.state()).nodes)
+
+
 async def test_a_decode_node_dies_in_the_middle_of_streams(world: World) -> None:
     """CFG2 a, SCH3: the streams go on elsewhere without gap or repeat; its peers stay healthy."""
     cluster = world.cluster
