@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -44,6 +45,7 @@ log = structlog.get_logger(__name__)
 BUS_BEAT_S = 1.0
 TRANSFER_IDS = 2**62
 ENGINE_STOP_S = 10.0
+DRAIN_LINGER_S = 0.5
 MAX_REQUESTS_FACTOR = 4
 
 
@@ -65,7 +67,7 @@ class NodeApp:
         self._closers.append(parts.close)
         name = parts.info.name
         self._metrics = NodeMetrics(name, start.name)
-        options = TransportOptions(**start.config.grpc.model_dump())
+        options = TransportOptions(**start.config.grpc.model_dump()).inner
         observer = NodeObserver(self._metrics)
         shell = self._shell = Shell(start.node_id, parts.incarnation, self._max_requests(), observer)
         self._engine = EngineThread(parts.core, parts.runner, shell.emit)
@@ -75,7 +77,8 @@ class NodeApp:
         self._decode = self._make_decode()
         shell.wire(self._engine, self._exporter, self._decode)
         shell.load = parts.core.load()
-        self._server = GrpcServer(ServerOptions(start.host, start.port, transport=options))
+        server = ServerOptions(start.host, start.port, transport=options)
+        self._server = GrpcServer(server, on_rpc=self._metrics.rpc)
         self._add_services()
         await self._server.start()
         self._announcer = Announcer(start.registries, self.registration, options)
@@ -103,6 +106,14 @@ class NodeApp:
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, self._stopping.set)
         await self._stopping.wait()
+
+    async def drain(self, within_s: float) -> None:
+        """Take no new requests and let those at hand finish, for at most so long."""
+        await self._drain(True)
+        if self._shell.attached:  # what routers sent before they heard of it is still on its way
+            await asyncio.sleep(min(DRAIN_LINGER_S, within_s))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._shell.emptied(), within_s)
 
     async def stop(self) -> None:
         """End everything in the order that tells peers first. Idempotent."""
@@ -141,6 +152,15 @@ class NodeApp:
                 load=self._shell.load or parts.core.load(),
             )
         )
+
+    async def _drain(self, draining: bool) -> None:
+        """Take no new requests, and say so everywhere; or take them again."""
+        self._shell.set_draining(draining)
+        await self._server.set_serving(not draining)
+        if draining:
+            self._health.set_not_ready("draining")
+        else:
+            self._health.set_ready()
 
     # ---- parts -------------------------------------------------------------------------------------------
 
@@ -183,7 +203,7 @@ class NodeApp:
         server.add(
             "baton.v1.Node",
             node_pb2_grpc.add_NodeServicer_to_server,
-            NodeService(self._shell, self.registration, lambda: self._bus.seq),
+            NodeService(self._shell, self.registration, lambda: self._bus.seq, self._drain),
         )
         server.add(
             "baton.v1.PrefillNode",

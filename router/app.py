@@ -67,7 +67,7 @@ class RouterApp:
         self.membership = Membership(
             self.driver,
             self.router_id,
-            settings.transport,
+            settings.transport.inner,
             tokenizer=settings.tokenizer_digest,
             expected=settings.expected,
         )
@@ -146,7 +146,7 @@ class RouterApp:
     def _client_server(self) -> GrpcServer:
         settings = self.settings
         options = ServerOptions(settings.host, settings.port, settings.reuse_port, settings.transport)
-        server = GrpcServer(options)
+        server = GrpcServer(options, on_rpc=self.metrics.rpc)
         server.add("baton.v1.Inference", inference_pb2_grpc.add_InferenceServicer_to_server, self.inference)
         admin = AdminService(self.driver, self.membership, settings.config_json)
         server.add("baton.v1.Admin", admin_pb2_grpc.add_AdminServicer_to_server, admin)
@@ -154,8 +154,9 @@ class RouterApp:
 
     def _node_server(self) -> GrpcServer:
         settings = self.settings
-        options = ServerOptions(settings.registry_host, settings.registry_port, False, settings.transport)
-        server = GrpcServer(options)
+        transport = settings.transport.inner
+        options = ServerOptions(settings.registry_host, settings.registry_port, False, transport)
+        server = GrpcServer(options, on_rpc=self.metrics.rpc)
         lease_s = settings.machine.lease_s
         service = RegistryService(self.membership, lease_s, lease_s * settings.machine.lost_leases)
         server.add("baton.v1.Registry", registry_pb2_grpc.add_RegistryServicer_to_server, service)

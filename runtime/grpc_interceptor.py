@@ -1,34 +1,45 @@
-"""What every RPC of every server goes through: errors become statuses, and each RPC is counted once.
+"""What every RPC of every server goes through: size checked, errors made statuses, each RPC counted once.
 
 A BatonError becomes its own status. Anything else is a defect: it is logged with its traceback, and the
-caller learns only that it was internal.
+caller learns only that it was internal. A request beyond the limit is not even parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
 
-from baton.core.errors import BatonError, InternalError, Unavailable
+from baton.core.errors import BatonError, InternalError, InvalidArgument, Unavailable
 from baton.runtime import grpc_errors
 
 log = structlog.get_logger(__name__)
 
-OnRpc = Callable[[str, str, float], None]
-"""Called at an RPC's end: method ("/package.Service/Method"), status name, seconds."""
+OnRpc = Callable[[str, str], None]
+"""Called at an RPC's end: method ("package.Service/Method", one that is served), status name."""
 
 Behaviour = Callable[[Any, Any], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _TooLarge:
+    """Stands for a request that was not parsed."""
+
+    size_bytes: int
+
+
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
-    def __init__(self, on_rpc: OnRpc | None = None) -> None:
-        self._on_rpc = on_rpc or (lambda method, code, seconds: None)
+    """max_message_bytes: requests of more are refused with INVALID_ARGUMENT (those of streams, which only
+    our own processes send, are left to gRPC's own limit)."""
+
+    def __init__(self, max_message_bytes: int, on_rpc: OnRpc | None = None) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._on_rpc = on_rpc or (lambda method, code: None)
 
     async def intercept_service(
         self,
@@ -39,13 +50,24 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         kind, make = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
-        wrapped = self._wrap(handler_call_details.method, getattr(handler, kind))
+        parse = handler.request_deserializer
+        wrapped = self._wrap(handler_call_details.method.removeprefix("/"), getattr(handler, kind))
         rewrapped: grpc.RpcMethodHandler[Any, Any] = make(
             wrapped,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=parse if handler.request_streaming else self._within_limit(parse),
             response_serializer=handler.response_serializer,
         )
         return rewrapped
+
+    def _within_limit(self, parse: Any) -> Callable[[bytes], Any]:
+        limit = self._max_message_bytes
+        return lambda data: parse(data) if len(data) <= limit else _TooLarge(len(data))
+
+    def _check(self, request: Any) -> None:
+        if isinstance(request, _TooLarge):
+            raise InvalidArgument(
+                f"has {request.size_bytes} bytes, the limit is {self._max_message_bytes}", field="message"
+            )
 
     def _wrap(self, method: str, inner: Behaviour) -> Behaviour:
         if inspect.isasyncgenfunction(inner):
@@ -53,6 +75,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
                 guard = _Guard(self._on_rpc, method, context)
                 try:
+                    self._check(request)
                     async for response in inner(request, context):
                         yield response
                 except BaseException as error:
@@ -66,6 +89,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Any) -> Any:
             guard = _Guard(self._on_rpc, method, context)
             try:
+                self._check(request)
                 return await inner(request, context)
             except BaseException as error:
                 await guard.failed(error)
@@ -84,10 +108,9 @@ class _Guard:
         self._method = method
         self._context = context
         self._code = "OK"
-        self._start_s = time.monotonic()
 
     def ended(self) -> None:
-        self._on_rpc(self._method, self._code, time.monotonic() - self._start_s)
+        self._on_rpc(self._method, self._code)
 
     async def failed(self, error: BaseException) -> None:
         """Give the caller a status for `error`; returns only if one is set already or the caller is gone."""

@@ -43,12 +43,13 @@ class ServerOptions:
 
 
 class GrpcServer:
-    """A grpc.aio server. `add` services, `start`, `set_serving`, `stop`; all on one event loop."""
+    """A grpc.aio server. `add` services, `start`, `set_serving`, `stop`; all on one event loop. on_rpc: told
+    of every RPC at its end."""
 
     def __init__(self, options: ServerOptions, *, on_rpc: OnRpc | None = None) -> None:
         self._options = options
         self._server = grpc.aio.server(
-            interceptors=[EdgeInterceptor(on_rpc)],
+            interceptors=[EdgeInterceptor(options.transport.max_message_bytes, on_rpc)],
             options=options.transport.server(reuse_port=options.reuse_port),
             maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
         )

@@ -51,11 +51,16 @@ class _Base:
         self._model = model_name
         ProcessCollector(registry=self.registry)
         Info("baton_process", "Which process this is.", registry=self.registry).info({"name": process})
+        self._rpcs = Counter("baton_rpcs", "RPCs served.", ("method", "code"), registry=self.registry)
         self.bad_measurements = Counter(
             "baton_bad_measurements",
             "Durations that were NaN or negative and left out.",
             registry=self.registry,
         )
+
+    def rpc(self, method: str, code: str) -> None:
+        """An RPC ended. method: "package.Service/Method"; code: its status."""
+        self._rpcs.labels(method, code).inc()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ("model_name", *labels), registry=self.registry)

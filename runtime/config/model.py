@@ -74,7 +74,8 @@ class EngineConfig(Section):
     max_model_len: Positive | None = None
     """Most tokens of prompt and output together; null: what the model was made for."""
     max_batch_tokens: Positive = 256
-    """Token budget of one engine step. On a CPU larger steps are no more efficient, and cancels wait for them."""
+    """Token budget of one engine step. On a CPU larger steps are no more efficient, and cancels wait for
+    them."""
     chunk_tokens: Positive = 256
     """Most prompt tokens of one request in one step while others want some too."""
     max_running: Positive = 64
@@ -125,8 +126,9 @@ class NodesConfig(Section):
 class GrpcConfig(Section):
     """The same on every hop: client to router, router to node, node to node."""
 
-    max_message_bytes: Bytes = 64 * 2**20
-    """Largest message, either way."""
+    max_message_bytes: Annotated[Bytes, Field(ge=2**16, le=2**30)] = 64 * 2**20
+    """Largest message of a client, either way; one that is larger is refused with INVALID_ARGUMENT. The hops
+    behind it take a MiB more, for what is added on the way."""
     keepalive_s: Seconds = 10.0
     """Idle time after which a connection is probed."""
     keepalive_timeout_s: Seconds = 5.0

@@ -300,3 +300,22 @@ async def test_a_cancel_before_the_first_token_adds_no_latency_sample() -> None:
         names = {s.name: s.value for m in cluster.app.metrics.registry.collect() for s in m.samples}
         assert names["vllm:time_to_first_token_seconds_count"] == 0
         assert names["vllm:request_success_total"] == 1
+
+
+async def test_every_rpc_is_counted_once_by_method_and_code() -> None:
+    async with router_with(StubNode()) as cluster:
+        registry = cluster.app.metrics.registry
+
+        def count(method: str, code: str) -> float:
+            labels = {"method": f"baton.v1.{method}", "code": code}
+            return registry.get_sample_value("baton_rpcs_total", labels) or 0.0
+
+        async for _ in cluster.inference.Generate(pb.GenerateRequest(text="x", max_tokens=2)):
+            pass
+        with pytest.raises(grpc.RpcError):
+            await cluster.inference.Generate(pb.GenerateRequest(model="other")).read()
+        with pytest.raises(grpc.RpcError):
+            await cluster.channel.unary_unary("/baton.v1.Inference/Unheard")(b"")
+        await eventually(lambda: count("Inference/Generate", "OK") == 1)
+        await eventually(lambda: count("Inference/Generate", "NOT_FOUND") == 1)
+        assert count("Inference/Unheard", "UNIMPLEMENTED") == 0  # names that callers make up are no labels

@@ -135,7 +135,16 @@ def test_ignored_eos_is_no_end() -> None:
     assert of(Dispatch, bench.lose(first.decode_node))
 
 
-@pytest.mark.parametrize("code", [Code.INVALID_ARGUMENT, Code.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize(
+    "code",
+    [
+        Code.INVALID_ARGUMENT,
+        Code.DEADLINE_EXCEEDED,
+        Code.UNIMPLEMENTED,
+        Code.UNAUTHENTICATED,
+        Code.PERMISSION_DENIED,
+    ],
+)
 def test_errors_that_another_node_would_repeat_are_not_retried(code: Code) -> None:
     bench = pair_of_each()
     [first] = of(Dispatch, bench.arrive("r"))

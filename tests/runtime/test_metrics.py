@@ -77,6 +77,16 @@ def test_router_names() -> None:
     assert found['baton_nodes{role="prefill",state="up"}'] == 1
 
 
+@pytest.mark.parametrize("kind", [RouterMetrics, NodeMetrics])
+def test_rpcs_are_counted_by_method_and_code(kind: type[RouterMetrics] | type[NodeMetrics]) -> None:
+    metrics = kind("m")
+    for code in ("OK", "OK", "UNAVAILABLE"):
+        metrics.rpc("baton.v1.Admin/GetCluster", code)
+    found = samples(metrics)
+    assert found['baton_rpcs_total{code="OK",method="baton.v1.Admin/GetCluster"}'] == 2
+    assert found['baton_rpcs_total{code="UNAVAILABLE",method="baton.v1.Admin/GetCluster"}'] == 1
+
+
 def test_node_names() -> None:
     metrics = NodeMetrics("m")
     metrics.load(LoadReport(seq=1, role=Role.DECODE, running=3, waiting=2, blocks_total=10, blocks_free=4))
