@@ -64,7 +64,7 @@ async def _echo() -> None:
 
 
 async def _node(registry: str) -> None:
-    node = StubNode("fast", StubConfig(script=spell, step_s=0.0))
+    node = StubNode("fast", StubConfig(script=spell, step_s=0.0, max_model_len=4_000_000))
     await node.start(registry)
     print(json.dumps({"address": node.address}), flush=True)
     await _until_told()

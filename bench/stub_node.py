@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,9 +20,11 @@ from baton.core.batch import TokenLogprobs
 from baton.core.errors import BatonError, FailedPrecondition
 from baton.core.load import LoadReport, Role
 from baton.core.model import PROTOCOL_VERSION, Fingerprint, ModelInfo
+from baton.core.node_effects import TokensOut
 from baton.core.request import FinishReason, Request
+from baton.node import wire
+from baton.node.outbox import next_message
 from baton.proto.v1 import (
-    common_pb2,
     node_pb2,
     node_pb2_grpc,
     prefill_node_pb2,
@@ -112,7 +114,7 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
 
     async def start(self, *registries: str) -> None:
         """Serve, and announce to these routers until `stop`."""
-        self._server = GrpcServer(ServerOptions(transport=self.config.transport))
+        self._server = GrpcServer(ServerOptions(transport=self.config.transport.inner))
         self._server.add("baton.v1.Node", node_pb2_grpc.add_NodeServicer_to_server, self)
         self._server.add(
             "baton.v1.PrefillNode", prefill_node_pb2_grpc.add_PrefillNodeServicer_to_server, self
@@ -162,8 +164,7 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
             raise self.refuse
         if request.router_id not in self._outboxes:
             raise FailedPrecondition("attach first")
-        asked = codec.request_from_proto(request.request)
-        asked.validate(self.config.vocab_size, self.config.max_model_len)
+        asked = await codec.checked_request(request.request, self.registration().model)
         self.received.append(asked)
         self._add(
             Running(
@@ -207,17 +208,19 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
                 await self._work.wait()
             await self.gate.wait()
             self.steps += 1
-            made: defaultdict[str, list[node_pb2.NodeEvent]] = defaultdict(list)
+            made: defaultdict[str, deque[node_pb2.NodeEvent | TokensOut]] = defaultdict(deque)
             now = asyncio.get_running_loop().time()
             for key, item in list(self.running.items()):
                 if item.ready_s <= now:
                     self._advance(key, item, made[item.router_id])
             for router_id, events in made.items():
-                if (outbox := self._outboxes.get(router_id)) is not None and events:
-                    await outbox.put(node_pb2.AttachResponse(events=events))
+                while events and (outbox := self._outboxes.get(router_id)) is not None:
+                    await outbox.put(next_message(events))
             await asyncio.sleep(self.config.step_s)
 
-    def _advance(self, key: tuple[str, int], item: Running, out: list[node_pb2.NodeEvent]) -> None:
+    def _advance(
+        self, key: tuple[str, int], item: Running, out: deque[node_pb2.NodeEvent | TokensOut]
+    ) -> None:
         request = item.request
         at: dict[str, Any] = {"request_id": key[0], "attempt": key[1]}
         first = not item.started and item.decode != ""
@@ -226,10 +229,8 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
             out.append(node_pb2.NodeEvent(**at, started=node_pb2.Started()))
         count = 1 if first else self.config.tokens_per_step
         ids = item.script[item.index : item.index + count]
-        tokens = node_pb2.Tokens(index=item.index, ids=ids)
-        _add_logprobs(tokens, request, ids, prompt=first and item.index == 0)
+        out.extend(wire.parts(_tokens(key, request, item.index, ids, prompt=first and item.index == 0)))
         item.index += len(ids)
-        out.append(node_pb2.NodeEvent(**at, tokens=tokens))
         if item.index >= len(item.script):
             del self.running[key]
             limit = len(item.script) >= request.max_tokens and item.script[-1] not in _ends(request)
@@ -273,7 +274,7 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
     async def _announce(self, registry: str) -> None:
         """Announce, again whenever the stream breaks."""
         while True:
-            async with channel(registry, self.config.transport) as to_router:
+            async with channel(registry, self.config.transport.inner) as to_router:
                 try:
                     await self._announce_once(to_router)
                 except grpc.RpcError:
@@ -296,15 +297,20 @@ def _ends(request: Request) -> tuple[int, ...]:
     return (*request.sampling.stop_token_ids, *eos)
 
 
-def _add_logprobs(tokens: node_pb2.Tokens, request: Request, ids: Sequence[int], *, prompt: bool) -> None:
-    """Made up, but of the right shape."""
+def _tokens(
+    key: tuple[str, int], request: Request, index: int, ids: Sequence[int], *, prompt: bool
+) -> TokensOut:
+    """Logprobs are made up, but of the right shape."""
     sampling = request.sampling
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     if sampling.logprobs is not None:
-        tokens.logprobs.extend(_entries(ids, sampling.logprobs))
+        logprobs = _entries(ids, sampling.logprobs)
     if prompt and sampling.prompt_logprobs is not None:
-        tokens.prompt_logprobs.extend(_entries(request.prompt_ids[1:], sampling.prompt_logprobs))
+        prompt_logprobs = _entries(request.prompt_ids[1:], sampling.prompt_logprobs)
+    return TokensOut(key, index, tuple(ids), logprobs, prompt_logprobs)
 
 
-def _entries(ids: Sequence[int], top: int) -> list[common_pb2.TokenLogprobs]:
+def _entries(ids: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
     best = tuple((i, -0.5 - i) for i in range(top))
-    return codec.logprobs_to_proto([TokenLogprobs(token, -0.25, best) for token in ids])
+    return tuple([TokenLogprobs(token, -0.25, best) for token in ids])

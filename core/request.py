@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from baton.core.errors import InvalidArgument
+from baton.core.slices import SLICE, slices
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 1024
@@ -165,13 +166,15 @@ class Request:
 
 def check_token_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
     """Raise InvalidArgument if an id is no int or outside [0, vocab_size)."""
-    if not set(map(type, ids)) <= {int}:  # exactly int: a bool or a numpy integer would not survive the wire
-        raise InvalidArgument("token ids must be integers", field=name)
-    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        position, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocab_size)
-        raise InvalidArgument(
-            f"token id {bad} at index {position} is outside the vocabulary of {vocab_size}", field=name
-        )
+    for number, part in enumerate(slices(ids)):
+        if not set(map(type, part)) <= {int}:  # exactly int: no bool or numpy integer survives the wire
+            raise InvalidArgument("token ids must be integers", field=name)
+        if part and (min(part) < 0 or max(part) >= vocab_size):
+            place, bad = next((i, t) for i, t in enumerate(part) if not 0 <= t < vocab_size)
+            raise InvalidArgument(
+                f"token id {bad} at index {number * SLICE + place} is outside the vocabulary of {vocab_size}",
+                field=name,
+            )
 
 
 def _check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

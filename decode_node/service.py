@@ -195,7 +195,10 @@ class DecodeService(DecodeNodeServicer):
             async for message in requests:
                 if link.out is not out:
                     return
-                self._on_message(link, message)
+                if message.WhichOneof("message") == "reserve":
+                    await self._reserve(link, out, message.reserve)
+                else:
+                    self._on_message(link, message)
         finally:
             if link.out is out:
                 out.put_nowait(None)
@@ -208,8 +211,6 @@ class DecodeService(DecodeNodeServicer):
             if message.choice.kind not in self._transports:
                 raise InvalidArgument(f"{message.choice.kind!r} was not offered", field="choice.kind")
             link.transport = message.choice.kind
-        elif kind == "reserve":
-            self._reserve(link, message.reserve)
         elif kind == "commit":
             commit = message.commit
             if self._fresh(commit.transfer):
@@ -231,12 +232,13 @@ class DecodeService(DecodeNodeServicer):
         self._stale("incarnation")
         return False
 
-    def _reserve(self, link: Link, message: pb.Reserve) -> None:
+    async def _reserve(self, link: Link, out: Out, message: pb.Reserve) -> None:
         try:
             if not link.transport:
                 raise Unavailable("the link has not chosen a transport")
-            request = codec.request_from_proto(message.request)
-            request.validate(self._facts.model.vocab_size, self._facts.model.max_model_len)
+            request = await codec.checked_request(message.request, self._facts.model)
+            if link.out is not out:
+                return  # over meanwhile
             self._port.reserve(link.name, message.transfer_id, request, message.router_id)
         except BatonError as error:
             self.carry_out(SendRefusal(link.name, message.transfer_id, error))

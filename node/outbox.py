@@ -1,16 +1,22 @@
 """Events on their way to one router: appended per engine turn, read by its Attach stream.
 
-A router that reads slowly gets fewer, larger messages. The backlog is bounded by what its own requests can
-produce; a router that stops reading altogether is let go when the backlog passes `limit`.
+A router that reads slowly gets fewer, larger messages. What is large itself is made into messages only when
+its turn comes, piece by piece, so that other work of the event loop goes on in between. The backlog is
+bounded by what the router's own requests can produce; one that stops reading altogether is let go when the
+backlog passes `limit`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
 
 from baton.core.errors import Unavailable
+from baton.core.node_effects import TokensOut
+from baton.node import wire
 from baton.proto.v1 import node_pb2 as pb
+from baton.runtime.grpc_channel import PIECE_BYTES
 
 MESSAGE_EVENTS = 4096
 
@@ -19,7 +25,7 @@ class Outbox:
     def __init__(self, router_id: str, limit: int) -> None:
         self.router_id = router_id
         self._limit = limit
-        self._events: list[pb.NodeEvent] = []
+        self._events: deque[pb.NodeEvent | TokensOut] = deque()
         self._ready = asyncio.Event()
         self._closed: Unavailable | None = None
 
@@ -27,7 +33,7 @@ class Outbox:
     def closed(self) -> bool:
         return self._closed is not None
 
-    def put(self, events: Iterable[pb.NodeEvent]) -> None:
+    def put(self, events: Iterable[pb.NodeEvent | TokensOut]) -> None:
         if self._closed:
             return
         self._events.extend(events)
@@ -47,5 +53,16 @@ class Outbox:
             if self._closed:
                 raise self._closed
             while self._events:
-                head, self._events = self._events[:MESSAGE_EVENTS], self._events[MESSAGE_EVENTS:]
-                yield pb.AttachResponse(events=head)
+                yield next_message(self._events)
+
+
+def next_message(events: deque[pb.NodeEvent | TokensOut]) -> pb.AttachResponse:
+    """Take from the front what fits in one message, at least one event."""
+    head: list[pb.NodeEvent] = []
+    size = 0
+    while events and len(head) < MESSAGE_EVENTS and size < PIECE_BYTES:
+        item = events.popleft()
+        event = item if isinstance(item, pb.NodeEvent) else wire.event(item)
+        size += event.ByteSize()
+        head.append(event)
+    return pb.AttachResponse(events=head)

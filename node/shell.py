@@ -72,6 +72,7 @@ class Shell:
         self._outboxes: dict[str, Outbox] = {}
         self._snapshots: dict[int, asyncio.Future[tuple[bytes, ...]]] = {}
         self._tokens = itertools.count()
+        self._turned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.on_load: Callable[[LoadReport], None] = lambda load: None
         self.on_kv: Callable[[KvEvents], None] = lambda events: None
@@ -148,8 +149,20 @@ class Shell:
             self._snapshots.pop(token, None)
 
     @property
-    def requests(self) -> int:
-        return len(self._owners)
+    def attached(self) -> bool:
+        """Whether any router has a stream here."""
+        return bool(self._outboxes)
+
+    async def emptied(self) -> None:
+        """Return once nothing of any request is left here."""
+        while not self._empty():
+            self._turned.clear()
+            await self._turned.wait()
+
+    def _empty(self) -> bool:
+        load = self.load
+        held = (load.waiting, load.running, load.exporting, load.reserved) if load is not None else ()
+        return not self._owners and not any(held)
 
     def close(self, reason: str) -> None:
         for outbox in self._outboxes.values():
@@ -213,18 +226,19 @@ class Shell:
             pass
 
     def _on_outs(self, outs: Sequence[Out]) -> None:
-        events: defaultdict[str, list[pb.NodeEvent]] = defaultdict(list)
+        events: defaultdict[str, list[pb.NodeEvent | TokensOut]] = defaultdict(list)
         for out in outs:
             self._on_out(out, events)
         for router_id, batch in events.items():
             self._tell(router_id, batch)
+        self._turned.set()
 
-    def _on_out(self, out: Out, events: defaultdict[str, list[pb.NodeEvent]]) -> None:
+    def _on_out(self, out: Out, events: defaultdict[str, list[pb.NodeEvent | TokensOut]]) -> None:
         match out:
             case Started(key) | TokensOut(key):
                 owner = self._owners.get(key)
                 if owner is not None:
-                    events[owner.router_id].append(wire.event(out))
+                    events[owner.router_id].extend(wire.parts(out))
                     if isinstance(out, Started):
                         self._observer.started(out, owner.prompt_tokens)
             case Ended(key):
@@ -263,7 +277,7 @@ class Shell:
         else:
             self.abort([key])
 
-    def _tell(self, router_id: str, events: list[pb.NodeEvent]) -> None:
+    def _tell(self, router_id: str, events: Sequence[pb.NodeEvent | TokensOut]) -> None:
         outbox = self._outboxes.get(router_id)
         if outbox is not None:
             outbox.put(events)

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.core.errors import InternalError
 from baton.core.node_effects import Ended, Key, Started, TokensOut
 from baton.core.request import FinishReason
 from baton.proto.v1 import node_pb2 as pb
 from baton.runtime import codec
+from baton.runtime.grpc_channel import PIECE_BYTES
+
+
+def parts(effect: Started | TokensOut | Ended) -> list[pb.NodeEvent | TokensOut]:
+    """What becomes of an effect: its event; or where that would be large, tokens with a piece of the prompt's
+    logprobs each, in order, to be made into events one by one. The tokens themselves come with the last."""
+    if not isinstance(effect, TokensOut) or not effect.prompt_logprobs:
+        return [event(effect)]
+    entries = effect.prompt_logprobs
+    entry_bytes = codec.LOGPROB_BYTES * (1 + max(len(entry.top) for entry in entries))
+    count = max(1, PIECE_BYTES // entry_bytes)
+    if len(entries) <= count:
+        return [event(effect)]
+    pieces = [entries[start : start + count] for start in range(0, len(entries), count)]
+    only = replace(effect, token_ids=(), logprobs=())
+    return [
+        *(replace(only, prompt_logprobs=piece) for piece in pieces[:-1]),
+        replace(effect, prompt_logprobs=pieces[-1]),
+    ]
 
 
 def event(effect: Started | TokensOut | Ended) -> pb.NodeEvent:

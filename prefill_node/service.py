@@ -37,7 +37,6 @@ class PrefillService(PrefillNodeServicer):
             checks.printable("decode.incarnation", request.decode.incarnation, least=1),
             checks.printable("decode.address", request.decode.address, most=512),
         )
-        sequence = codec.request_from_proto(request.request)
-        sequence.validate(self._model.vocab_size, self._model.max_model_len)
+        sequence = await codec.checked_request(request.request, self._model)
         self._port.prefill(router_id, sequence, target)
         return pb.PrefillResponse()

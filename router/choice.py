@@ -1,11 +1,13 @@
 """One choice of a client's call: tokens come in from the driver, messages for the client go out.
 
-What arrives between two writes becomes one message. Text is made when a message is, except where stop strings
-are given: those are looked for at once, so that the nodes stop as soon as one is complete.
+What arrives between two writes becomes one message, or several if it is much. Text is made when a message is,
+except where stop strings are given: those are looked for at once, so that the nodes stop as soon as one is
+complete.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from baton.core.batch import TokenLogprobs
@@ -16,6 +18,10 @@ from baton.router.events import Complete, Deliver, Outcome, Reject
 from baton.router.text.choice import ChoiceText
 from baton.router.text.detokenize import Detokenizer
 from baton.runtime import codec
+from baton.runtime.grpc_channel import PIECE_BYTES
+
+ID_BYTES = 5  # of a token id on the wire, at most
+UTF8_BYTES = 4  # of a character, at most
 
 
 class Words:
@@ -54,8 +60,8 @@ class Words:
 class Choice:
     """The driver's Outlet for one request.
 
-    wake: called when `take` has something new. stop_found: tells the machine, given the request's id. text:
-    None where the client wants none and no stop string is looked for.
+    wake: called when `take` has something new. stop_found: tells the machine, given the request's id. words:
+    None where the client wants no text and no stop string is looked for. `taken`: its last message was.
     """
 
     def __init__(
@@ -72,6 +78,8 @@ class Choice:
         self.outcome: Outcome | None = None
         self.reason: FinishReason | None = None
         self.error: BatonError | None = None
+        self.taken = False
+        self.piece_bytes = PIECE_BYTES
         self._words = words
         self._eager = words is not None and words.looks_for_stop
         self._wake = wake
@@ -81,7 +89,10 @@ class Choice:
         ids = request.sampling.stop_token_ids
         self._ends = frozenset(ids if request.sampling.ignore_eos else (*ids, *request.eos_token_ids))
         self._ids: list[int] = []  # not sent yet
-        self._text = ""  # of tokens that were looked at for stop strings, not sent yet
+        self._spelt = 0  # so many of them are in the text already
+        self._echo: deque[str] = deque()  # not sent yet, in pieces
+        self._text = ""  # not sent yet
+        self._flushed = False
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
 
@@ -135,36 +146,83 @@ class Choice:
 
     # -- the stream's side ----------------------------------------------------------------------------------
 
+    def begin_with(self, text: str) -> None:
+        """Text to send before the answer's own."""
+        most = self.piece_bytes // UTF8_BYTES
+        self._echo.extend(text[start : start + most] for start in range(0, len(text), most))
+
+    @property
+    def backlog(self) -> bool:
+        """Whether there is more to take at once."""
+        return bool(self._ids or self._text or self._prompt_logprobs or self._echo)
+
     def take(self, *, with_text: bool) -> pb.GenerateResponse | None:
-        """All that is new, as one message; None: nothing is. The message of an ended choice is its last."""
-        if not (self._ids or self.ended or self._prompt_logprobs):
+        """What is new, or the next piece of it if it is much; None: nothing is. The last sets `taken`."""
+        if self.taken or not (self.backlog or self.ended):
             return None
-        text = self._take_text()
-        message = pb.GenerateResponse(index=self.index, token_ids=self._ids, text=text if with_text else "")
-        self._ids = []
-        if self._logprobs:
-            message.logprobs.extend(codec.logprobs_to_proto(self._logprobs))
-            self._logprobs = []
-        if self._prompt_logprobs:
-            message.prompt_logprobs.extend(codec.logprobs_to_proto(self._prompt_logprobs))
-            self._prompt_logprobs = []
+        self._spell()
+        message = pb.GenerateResponse(index=self.index)
+        self._take_text(message, with_text=with_text)
+        self._take_prompt_logprobs(message)
+        if not self._prompt_logprobs:  # all of them come before the first token
+            self._take_ids(message)
+        if self.ended and not self.backlog:
+            self._conclude(message)
+        return message
+
+    def _spell(self) -> None:
+        """Make the text of new tokens, and at the end what was held back."""
+        if self._words is None:
+            return
+        if not self._eager and self._spelt < len(self._ids):
+            self._text += self._words.push(self._ids[self._spelt :], self._silent)[0]
+            self._spelt = len(self._ids)
+        if self.ended and self._stop is None and not self._flushed:
+            self._flushed = True
+            rest, self._stop = self._words.finish()
+            self._text += rest
+            if self._stop is not None:
+                self.reason = FinishReason.STOP
+
+    def _take_text(self, message: pb.GenerateResponse, *, with_text: bool) -> None:
+        if not with_text:
+            self._text = ""
+        elif self._echo:
+            message.text = self._echo.popleft()
+            if not self._echo and (len(message.text) + len(self._text)) * UTF8_BYTES <= self.piece_bytes:
+                message.text += self._text
+                self._text = ""
+        elif len(self._text) * UTF8_BYTES <= self.piece_bytes:
+            message.text, self._text = self._text, ""
+        else:
+            most = self.piece_bytes // UTF8_BYTES
+            message.text, self._text = self._text[:most], self._text[most:]
+
+    def _take_prompt_logprobs(self, message: pb.GenerateResponse) -> None:
+        if entries := self._prompt_logprobs:
+            count = self._fitting(entries)
+            message.prompt_logprobs.extend(codec.logprobs_to_proto(entries[:count]))
+            self._prompt_logprobs = entries[count:]
+
+    def _take_ids(self, message: pb.GenerateResponse) -> None:
+        ids, logprobs = self._ids, self._logprobs
+        count = self._fitting(logprobs) if logprobs else self.piece_bytes // ID_BYTES
+        message.token_ids.extend(ids[:count])
+        self._ids = ids[count:]
+        self._spelt = max(0, self._spelt - count)
+        if logprobs:
+            message.logprobs.extend(codec.logprobs_to_proto(logprobs[:count]))
+            self._logprobs = logprobs[count:]
+
+    def _fitting(self, entries: Sequence[TokenLogprobs]) -> int:
+        """How many make a piece. All entries of a request have lists of about the same length."""
+        return max(1, self.piece_bytes // (codec.LOGPROB_BYTES * (1 + len(entries[0].top))))
+
+    def _conclude(self, message: pb.GenerateResponse) -> None:
+        self.taken = True
         if self.reason is not None:
             message.finish_reason = codec.reason_to_proto(self.reason)
             if self._stop is not None:
                 message.stop_text = self._stop
             elif self.reason is FinishReason.STOP and self._stop_token is not None:
                 message.stop_token_id = self._stop_token
-        return message
-
-    def _take_text(self) -> str:
-        text, self._text = self._text, ""
-        if self._words is None:
-            return ""
-        if not self._eager and self._ids:
-            text = self._words.push(self._ids, self._silent)[0]
-        if self.ended and self._stop is None:
-            rest, self._stop = self._words.finish()
-            text += rest
-            if self._stop is not None:
-                self.reason = FinishReason.STOP
-        return text

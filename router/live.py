@@ -30,6 +30,7 @@ class Attempt:
     on_decode: bool = True
     started: bool = False
     prefilling: bool = True  # its first token has not been delivered
+    prompt_logprobs: int = 0  # how many of them came, in one part or several
     handed_off: bool = False
     finished: NodeFinished | None = None
     held: dict[int, TokensMade] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Live:
         self.avoid_pairs: dict[tuple[str, str], None] = {}
         self.fingerprint: Fingerprint | None = None  # whose text this is, once there is text
         self.chains = PromptChains(request.token_ids, request.salt)
-        self.prompt_logprobs_sent = False
+        self.prompt_logprobs_sent = 0  # they come in order, and from the first again with each attempt
         self.order = (0.0, 0)
         self.passed_since_s: float | None = None
         self.facts = Facts(now)
@@ -129,9 +130,11 @@ class Live:
             token_ids, logprobs = token_ids[skip:end], logprobs[skip:end]
         prompt_logprobs = event.prompt_logprobs
         if prompt_logprobs:
-            if self.prompt_logprobs_sent:
-                prompt_logprobs = ()
-            self.prompt_logprobs_sent = True
+            sent, came = self.prompt_logprobs_sent, attempt.prompt_logprobs
+            wanted = len(self.request.prompt_ids) - 1 - came
+            attempt.prompt_logprobs += len(prompt_logprobs)
+            prompt_logprobs = prompt_logprobs[sent - came : wanted] if wanted > 0 else ()
+            self.prompt_logprobs_sent += len(prompt_logprobs)
         if not token_ids and not prompt_logprobs:
             return None
         facts = self.facts

@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from baton.core.prefix import chain, root_key
 
+MAX_BLOCKS = 8192
+
 
 class PromptKeys:
     """A prompt's chain of block keys, computed only as far as somebody needs it.
 
     The last token of a prompt is always computed (its logits are wanted), so a block that holds it never
-    counts as cached.
+    counts as cached. Matches are followed for MAX_BLOCKS: some 20 ms of hashing, in which the router does
+    nothing else.
     """
 
     def __init__(self, token_ids: Sequence[int], block_size: int, revision: str, salt: str) -> None:
-        self._usable = (len(token_ids) - 1) // block_size
+        self._usable = min(MAX_BLOCKS, (len(token_ids) - 1) // block_size)
         root = root_key(salt=salt, revision=revision)
         self._chain: Iterator[bytes] = chain(root, token_ids, block_size)
         self._keys: list[bytes] = []

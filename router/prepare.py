@@ -10,21 +10,28 @@ from typing import Protocol
 from baton.core.errors import InvalidArgument, NotFound
 from baton.core.model import ModelInfo
 from baton.core.request import MAX_SEED, Request
+from baton.core.slices import slices
 from baton.proto.v1 import inference_pb2 as pb
 from baton.runtime import checks, codec
+from baton.runtime.grpc_channel import PIECE_BYTES
 
-BYTES_PER_TOP = 14  # of one entry of a top list on the wire, at most: two tags, a length, an id, a float
+MAX_PROMPT_LOGPROBS = 2**23  # entries, those of top lists included: what a node and a router must hold
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may ask for. max_message_bytes: of the transport, on every hop."""
+    """What a client may ask for. max_message_bytes: of the transport, between client and router."""
 
     max_message_bytes: int
     max_choices: int = 128
     max_stop_strings: int = 64
     max_stop_chars: int = 1024
     max_messages: int = 4096
+
+    @property
+    def piece_bytes(self) -> int:
+        """Size of the messages that a long answer is cut into; what cannot be cut fits several times."""
+        return min(PIECE_BYTES, self.max_message_bytes // 4)
 
 
 class Encoder(Protocol):
@@ -49,6 +56,7 @@ class Job:
     tokens_only: bool
     echo: bool
     text: str | None  # the prompt as the client wrote it, where that was text
+    piece_bytes: int
 
 
 def check_model(name: str, served: str) -> None:
@@ -84,8 +92,8 @@ def prepare(
     stop = _stop(msg, limits)
     given = msg.WhichOneof("input")
     prompt = msg.token_ids.ids if given == "token_ids" else encode_input(msg, encoder, limits)
-    request = _request(msg, tuple(prompt), model, internal_id)
-    _check_size(request, limits)
+    request = _request(msg, codec.ids_from_proto(prompt), model, internal_id)
+    _check_size(request, msg.sampling.ByteSize(), limits)
     seed = request.sampling.seed
     return Job(
         client_id=msg.request_id,
@@ -96,6 +104,7 @@ def prepare(
         tokens_only=msg.tokens_only,
         echo=msg.echo,
         text=msg.text if given == "text" else None,
+        piece_bytes=limits.piece_bytes,
     )
 
 
@@ -139,22 +148,21 @@ def _stop(msg: pb.GenerateRequest, limits: Limits) -> tuple[str, ...]:
     return tuple(msg.stop)
 
 
-def _check_size(request: Request, limits: Limits) -> None:
+def _check_size(request: Request, sampling_bytes: int, limits: Limits) -> None:
     """What the request becomes on later hops must fit their messages too: found out here, not half-way."""
-    id_bytes = max(1, (max(request.prompt_ids).bit_length() + 6) // 7)
-    if (size := id_bytes * (len(request.prompt_ids) + request.max_tokens)) > limits.max_message_bytes:
+    largest = max(max(part) for part in slices(request.prompt_ids))
+    id_bytes = max(1, (largest.bit_length() + 6) // 7)
+    size = id_bytes * (len(request.prompt_ids) + request.max_tokens) + sampling_bytes
+    if size > limits.max_message_bytes:
         raise InvalidArgument(
             f"{len(request.prompt_ids)} tokens take up to {size} bytes, the limit on a message is "
             f"{limits.max_message_bytes} bytes",
             field="prompt",
         )
     top = request.sampling.prompt_logprobs
-    if (
-        top is not None
-        and (size := len(request.prompt_ids) * (top + 1) * BYTES_PER_TOP) > limits.max_message_bytes
-    ):
+    if top is not None and (entries := len(request.prompt_ids) * (top + 1)) > MAX_PROMPT_LOGPROBS:
         raise InvalidArgument(
-            f"{top} for each of {len(request.prompt_ids)} tokens take up to {size} bytes, the limit on a "
-            f"message is {limits.max_message_bytes} bytes",
+            f"{top} for each of {len(request.prompt_ids)} tokens are {entries} entries, the limit is "
+            f"{MAX_PROMPT_LOGPROBS}",
             field="prompt_logprobs",
         )

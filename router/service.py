@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from baton.core.errors import DeadlineExceeded, Unavailable
+from baton.core.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from baton.core.model import ModelInfo
 from baton.core.request import Request, check_token_ids
 from baton.proto.v1 import inference_pb2 as pb
@@ -24,12 +24,14 @@ from baton.router.pacer import Pacer
 from baton.router.prepare import Encoder, Job, Limits, check_model, encode_input, prepare
 from baton.router.stream import GenerateStream, echo_text
 from baton.router.text.detokenize import Detokenizer
+from baton.runtime import codec
 from baton.runtime.codec_node import model_to_proto
 
 T = TypeVar("T")
+R = TypeVar("R", pb.TokenizeResponse, pb.DetokenizeResponse)
 
-INLINE_BYTES = 4096
-"""Requests up to this size are tokenized and checked on the event loop: about a millisecond."""
+INLINE_SIZE = 4096
+"""So many characters or ids are tokenized and checked on the event loop: about a millisecond."""
 
 TEXT_THREADS = 2
 
@@ -81,12 +83,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         model = self._model(request.model)
         self._membership.check_pairs()
         internal_id = f"{self._membership.router_id}-{next(self._ids)}"
-        job = await self._off_loop(
-            request, lambda: prepare(request, model, self._tokenizer, self._options.limits, internal_id)
-        )
+
+        def work() -> tuple[Job, str]:
+            job = prepare(request, model, self._tokenizer, self._options.limits, internal_id)
+            return job, echo_text(job, self._tokenizer.decode)
+
+        job, echo = await self._off_loop(_size(request), work)
         stream = GenerateStream(job, self._driver, self._pacer, self._words(job), received_s)
         stream.on_tokens = self._observer.tokens_written
-        stream.echo = echo_text(job, self._tokenizer.decode)
+        stream.begin_with(echo)
         try:
             await stream.run(context.write, deadline_s)
         except grpc.aio.InternalError:
@@ -100,21 +105,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         check_model(request.model, self._served)
-        ids = await self._off_loop(
-            request, lambda: encode_input(request, self._tokenizer, self._options.limits)
-        )
-        return pb.TokenizeResponse(token_ids=ids)
+
+        def encode() -> pb.TokenizeResponse:
+            response = pb.TokenizeResponse()
+            ids = encode_input(request, self._tokenizer, self._options.limits)
+            codec.ids_to_proto(ids, response.token_ids)
+            return self._within_limit(response)
+
+        return await self._off_loop(_size(request), encode)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         model = self._model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
 
-        def decode() -> str:
-            ids = tuple(request.token_ids)
+        def decode() -> pb.DetokenizeResponse:
+            ids = codec.ids_from_proto(request.token_ids)
             check_token_ids("token_ids", ids, model.vocab_size)
-            return self._tokenizer.decode(ids, skip)
+            return self._within_limit(pb.DetokenizeResponse(text=self._tokenizer.decode(ids, skip)))
 
-        return pb.DetokenizeResponse(text=await self._off_loop(request, decode))
+        return await self._off_loop(len(request.token_ids), decode)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         model = self._membership.model(self._served)
@@ -158,9 +167,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise DeadlineExceeded("the deadline had passed when the request arrived")
         return received_s + float(left_s)
 
-    async def _off_loop(self, request: Any, work: Callable[[], T]) -> T:
-        """Small requests here and now, large ones on a thread."""
-        if request.ByteSize() <= INLINE_BYTES:
+    def _within_limit(self, response: R) -> R:
+        size, limit = response.ByteSize(), self._options.limits.max_message_bytes
+        if size > limit:
+            raise InvalidArgument(f"the answer has {size} bytes, the limit on a message is {limit}")
+        return response
+
+    async def _off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """What is small here and now, what is large on a thread."""
+        if size <= INLINE_SIZE:
             return work()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, work)
+
+
+def _size(request: pb.GenerateRequest | pb.TokenizeRequest) -> int:
+    """How much there is to tokenize or check: characters, ids or bytes, whatever is known at once."""
+    if request.WhichOneof("input") == "text":
+        return len(request.text)
+    if isinstance(request, pb.GenerateRequest) and request.WhichOneof("input") == "token_ids":
+        return len(request.token_ids.ids)
+    return request.ByteSize()

@@ -15,7 +15,7 @@ from baton.router.timings import timings
 
 
 class GenerateStream:
-    """words: the text of a choice; None: none is wanted. echo: text put before each choice's own."""
+    """words: the text of a choice; None: none is wanted."""
 
     def __init__(
         self,
@@ -27,7 +27,6 @@ class GenerateStream:
     ) -> None:
         self.job = job
         self.choices: list[Choice] = []
-        self.echo = ""
         self.on_tokens: Callable[[int, float | None], None] = lambda count, interval_s: None
         self._driver = driver
         self._pacer = pacer
@@ -36,7 +35,14 @@ class GenerateStream:
         self._written_s: dict[int, float] = {}
         for index, request in enumerate(job.requests):
             own = None if words is None else words(request)
-            self.choices.append(Choice(request, index, own, self._wake, self._stop_found))
+            choice = Choice(request, index, own, self._wake, self._stop_found)
+            choice.piece_bytes = job.piece_bytes
+            self.choices.append(choice)
+
+    def begin_with(self, text: str) -> None:
+        """Put `text` before each choice's own."""
+        for choice in self.choices:
+            choice.begin_with(text)
 
     async def run(self, write: Callable[[pb.GenerateResponse], Any], deadline_s: float | None) -> None:
         """Submit, write until every choice has ended. Raises a choice's error, or whatever `write` does; the
@@ -50,19 +56,21 @@ class GenerateStream:
                 for choice in list(open_choices):
                     if choice.error is not None:
                         raise choice.error
-                    ended = choice.ended
-                    message = choice.take(with_text=not self.job.tokens_only)
-                    if message is None:
-                        continue
-                    if ended:
-                        open_choices.remove(choice)
-                    if choice in first:
-                        first.discard(choice)
-                        self._introduce(message)
-                    if not open_choices:
-                        self._conclude(message)
-                    self._count(choice, len(message.token_ids))
-                    await write(message)
+                    more = True
+                    while more:
+                        message = choice.take(with_text=not self.job.tokens_only)
+                        if message is None:
+                            break
+                        more = choice.backlog
+                        if choice.taken:
+                            open_choices.remove(choice)
+                        if choice in first:
+                            first.discard(choice)
+                            message.request_id = self.job.client_id
+                        if not open_choices:
+                            self._conclude(message)
+                        self._count(choice, len(message.token_ids))
+                        await write(message)
         finally:
             for choice in self.choices:
                 if not choice.ended:
@@ -73,11 +81,6 @@ class GenerateStream:
             now, last = self._driver.now(), self._written_s.get(choice.index)
             self._written_s[choice.index] = now
             self.on_tokens(tokens, None if last is None else now - last)
-
-    def _introduce(self, message: pb.GenerateResponse) -> None:
-        message.request_id = self.job.client_id
-        if self.echo:
-            message.text = self.echo + message.text
 
     def _conclude(self, message: pb.GenerateResponse) -> None:
         outcomes = [choice.outcome for choice in self.choices if choice.outcome is not None]

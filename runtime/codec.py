@@ -6,15 +6,19 @@ depends on the vocabulary or the context limit is for `Request.validate`, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, MutableSequence, Sequence
 
 from baton.core.batch import LOGPROB_FLOOR, TokenLogprobs
 from baton.core.errors import BatonError, Code, InvalidArgument, error_for
 from baton.core.load import Role
+from baton.core.model import ModelInfo
 from baton.core.request import FinishReason, Request, SamplingParams, Slo
+from baton.core.slices import SLICE, slices
 from baton.proto.v1 import common_pb2 as pb
 from baton.runtime import checks
 
+LOGPROB_BYTES = 14  # of an entry, or one of its top list, on the wire at most: tags, length, id, float
 MAX_ID_CHARS = 512
 MAX_SALT_CHARS = 1024
 
@@ -42,6 +46,22 @@ _SCALARS = (
     "logprobs",
     "prompt_logprobs",
 )
+
+
+def ids_from_proto(ids: Sequence[int]) -> tuple[int, ...]:
+    """A field of token ids; a long one in slices, see core.slices."""
+    if len(ids) <= SLICE:
+        return tuple(ids)
+    found: list[int] = []
+    for part in slices(ids):
+        found += part
+    return tuple(found)
+
+
+def ids_to_proto(ids: Sequence[int], into: MutableSequence[int]) -> None:
+    """Append to a field of token ids."""
+    for part in slices(ids):
+        into.extend(part)
 
 
 def sampling_from_proto(msg: pb.SamplingParams) -> SamplingParams:
@@ -89,8 +109,8 @@ def request_from_proto(msg: pb.NodeRequest) -> Request:
     return Request(
         id=checks.printable("id", msg.id, most=MAX_ID_CHARS, least=1),
         attempt=msg.attempt,
-        prompt_ids=tuple(msg.prompt_ids),
-        output_ids=tuple(msg.output_ids),
+        prompt_ids=ids_from_proto(msg.prompt_ids),
+        output_ids=ids_from_proto(msg.output_ids),
         sampling=sampling_from_proto(msg.sampling),
         max_tokens=checks.whole("max_tokens", msg.max_tokens, 1, 2**31 - 1),
         eos_token_ids=tuple(msg.eos_token_ids),
@@ -101,12 +121,31 @@ def request_from_proto(msg: pb.NodeRequest) -> Request:
     )
 
 
-def request_to_proto(request: Request) -> pb.NodeRequest:
+async def checked_request(msg: pb.NodeRequest, model: ModelInfo) -> Request:
+    """As `request_from_proto`, and validated for the model. A long prompt is looked at on a thread."""
+
+    def check() -> Request:
+        request = request_from_proto(msg)
+        request.validate(model.vocab_size, model.max_model_len)
+        return request
+
+    short = len(msg.prompt_ids) + len(msg.output_ids) <= SLICE
+    return check() if short else await asyncio.to_thread(check)
+
+
+def request_to_proto(request: Request, into: pb.NodeRequest | None = None) -> pb.NodeRequest:
+    """into: a part of another message, filled in place of a new one."""
+    msg = pb.NodeRequest() if into is None else into
+    msg.MergeFrom(_all_but_ids(request))
+    ids_to_proto(request.prompt_ids, msg.prompt_ids)
+    ids_to_proto(request.output_ids, msg.output_ids)
+    return msg
+
+
+def _all_but_ids(request: Request) -> pb.NodeRequest:
     return pb.NodeRequest(
         id=request.id,
         attempt=request.attempt,
-        prompt_ids=request.prompt_ids,
-        output_ids=request.output_ids,
         sampling=sampling_to_proto(request.sampling),
         max_tokens=request.max_tokens,
         eos_token_ids=request.eos_token_ids,

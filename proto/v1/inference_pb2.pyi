@@ -212,7 +212,9 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
-        """In a choice's first response only, if asked for: one per prompt token but the first."""
+        """In a choice's first responses only, if asked for: one per prompt token but the first. Many of them are spread
+        over several responses, in order, before the first token.
+        """
 
     @_builtins.property
     def usage(self) -> Global___Usage:

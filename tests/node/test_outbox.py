@@ -4,9 +4,14 @@ import asyncio
 
 import pytest
 
+from baton.core.batch import TokenLogprobs
 from baton.core.errors import Unavailable
+from baton.core.node_effects import TokensOut
+from baton.node import wire
 from baton.node.outbox import MESSAGE_EVENTS, Outbox
 from baton.proto.v1 import node_pb2 as pb
+from baton.runtime import codec
+from baton.runtime.grpc_channel import PIECE_BYTES
 
 
 def events(count: int, start: int = 0) -> list[pb.NodeEvent]:
@@ -37,6 +42,45 @@ async def test_messages_stay_within_their_size() -> None:
     outbox.put(events(2 * MESSAGE_EVENTS + 1))
     sizes = [len(message.events) for message in await read(outbox, 2 * MESSAGE_EVENTS + 1)]
     assert sizes == [MESSAGE_EVENTS, MESSAGE_EVENTS, 1]
+
+
+def with_prompt_logprobs(entries: int, top: int) -> TokensOut:
+    best = tuple((2**17 + i, -0.5) for i in range(top))
+    return TokensOut(
+        ("r", 1),
+        0,
+        (5, 6),
+        (TokenLogprobs(5, -1.0),) * 2,
+        tuple(TokenLogprobs(i, -1.5, best) for i in range(entries)),
+    )
+
+
+@pytest.mark.parametrize(("entries", "top"), [(3, 2), (3_000, 331), (300, 1024), (50_000, 0)])
+async def test_a_prompts_logprobs_are_spread_over_messages(entries: int, top: int) -> None:
+    """In order, none of more than a piece, the tokens with the last; small ones stay one event."""
+    effect = with_prompt_logprobs(entries, top)
+    outbox = Outbox("router", 10**6)
+    outbox.put(wire.parts(effect))
+    outbox.put(events(1))
+    got: list[pb.NodeEvent] = []
+    async for message in outbox.messages():
+        assert message.ByteSize() <= 2 * PIECE_BYTES
+        got += message.events
+        if got[-1].request_id == "r" and got[-1].WhichOneof("event") is None:
+            break
+    tokens = [event.tokens for event in got[:-1]]
+    assert (len(tokens) == 1) == (effect == with_prompt_logprobs(3, 2))
+    assert codec.logprobs_from_proto([e for t in tokens for e in t.prompt_logprobs]) == effect.prompt_logprobs
+    assert [list(t.ids) for t in tokens] == [[]] * (len(tokens) - 1) + [[5, 6]]
+    assert [len(t.logprobs) for t in tokens] == [0] * (len(tokens) - 1) + [2]
+
+
+async def test_large_events_fill_a_message_by_their_bytes() -> None:
+    outbox = Outbox("router", 10**6)
+    outbox.put([pb.NodeEvent(request_id="x" * 1000)] * 1000)
+    sizes = [message.ByteSize() for message in await read(outbox, 1000)]
+    assert len(sizes) == 16
+    assert max(sizes) <= PIECE_BYTES + 10_000
 
 
 async def test_a_reader_that_stopped_is_let_go() -> None:

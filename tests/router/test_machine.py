@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 
 from baton.core.batch import TokenLogprobs
-from baton.core.errors import Code, IllegalTransition
+from baton.core.errors import Code, IllegalTransition, Unavailable
 from baton.core.load import Role
 from baton.core.request import FinishReason, SamplingParams
-from baton.router.events import Arrived, Cancelled, CancelOn, Complete, Deliver, Dispatch, Reject, TokensMade
+from baton.router.events import (
+    Arrived,
+    Cancelled,
+    CancelOn,
+    Complete,
+    Deliver,
+    Dispatch,
+    NodeFailed,
+    Reject,
+    TokensMade,
+)
 
 from .machine_kit import Bench, load, node, of, request
 
@@ -75,12 +85,28 @@ def test_no_more_than_max_tokens_are_delivered(bench: Bench) -> None:
     assert of(Complete, bench.finished("r", "d", 2))
 
 
-def test_logprobs_are_cut_with_their_tokens_and_prompt_logprobs_come_once(bench: Bench) -> None:
+LP = tuple(TokenLogprobs(i, -float(i)) for i in range(9))
+
+
+def test_logprobs_are_cut_with_their_tokens(bench: Bench) -> None:
     bench.arrive("r")
-    lp = [TokenLogprobs(i, -float(i)) for i in range(4)]
-    bench.step(TokensMade("r", 0, "p", 0, (10,), (lp[0],), (lp[3],)))
-    [second] = of(Deliver, bench.step(TokensMade("r", 0, "d", 0, (10, 11), (lp[0], lp[1]), (lp[3],))))
-    assert second == Deliver("r", 1, (11,), (lp[1],), ())
+    bench.step(TokensMade("r", 0, "p", 0, (10,), LP[:1]))
+    [second] = of(Deliver, bench.step(TokensMade("r", 0, "d", 0, (10, 11), LP[:2])))
+    assert second == Deliver("r", 1, (11,), LP[1:2], ())
+
+
+def test_prompt_logprobs_come_once_over_all_parts_and_attempts(bench: Bench) -> None:
+    """A node sends many of them in parts; one that is lost in between leaves the rest to the next attempt."""
+    bench.arrive("r", prompt=8)  # the first token has none
+    assert of(Deliver, bench.step(TokensMade("r", 0, "p", 0, (), (), LP[1:4])))
+    bench.step(NodeFailed("r", 0, "p", Unavailable("it broke")))
+    bench.run_until(bench.now + 1.0)
+    for part in (LP[1:3], LP[3:6], LP[6:9]):
+        bench.step(TokensMade("r", 1, "p", 0, (), (), part))
+    bench.step(TokensMade("r", 1, "p", 0, (10,), LP[:1], LP[1:2]))
+    got = [entry for deliver in of(Deliver, bench.all) for entry in deliver.prompt_logprobs]
+    assert got == [*LP[1:8]]
+    assert bench.text("r") == [10]
 
 
 def test_finish_waits_for_the_missing_tokens(bench: Bench) -> None:

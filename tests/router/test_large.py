@@ -1,0 +1,121 @@
+"""Very large requests beside others: the router's event loop is never held for long.
+
+The node and the client run elsewhere (a process, a thread that handles bytes only), so what holds this loop
+is the router. Two measures: CPU seconds of the loop's thread between two turns of a heartbeat, which do not
+depend on how busy the machine is; and seconds on the clock, which would show a thread that keeps the
+interpreter to itself, with a bound for a machine that is busy with other things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from baton.bench.byte_tokenizer import ByteTokenizer
+from baton.cli.router import SWITCH_INTERVAL_S
+from baton.proto.v1 import common_pb2 as common
+from baton.proto.v1 import inference_pb2 as pb
+from baton.router.app import RouterApp, RouterSettings
+from tests.fakes import eventually
+
+HELD_S = 0.08  # some 0.02 s to parse a message of 6 MB, and as much to make one, on a slow machine
+STILL_S = 0.5
+
+IDS = [3 + i * i % 255 for i in range(2_000_000)]
+REQUESTS = {
+    "two million ids": pb.GenerateRequest(token_ids=pb.TokenIds(ids=IDS), max_tokens=3, echo=True),
+    "a long text": pb.GenerateRequest(text="some words " * 350_000, max_tokens=3),
+    "100,000 prompt logprobs": pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=IDS[:100_000]),
+        max_tokens=3,
+        sampling=common.SamplingParams(prompt_logprobs=5),
+    ),
+}
+
+
+@dataclass
+class Gaps:
+    held_s: float = 0.0
+    still_s: float = 0.0
+
+
+@contextlib.contextmanager
+def heartbeat() -> Iterator[Gaps]:
+    """The longest time between two turns of a task that wants one every millisecond."""
+    gaps = Gaps()
+
+    async def beat() -> None:
+        while True:
+            held_s, clock_s = time.thread_time(), time.monotonic()
+            await asyncio.sleep(0.001)
+            gaps.held_s = max(gaps.held_s, time.thread_time() - held_s)
+            gaps.still_s = max(gaps.still_s, time.monotonic() - clock_s)
+
+    task = asyncio.get_running_loop().create_task(beat())
+    try:
+        yield gaps
+    finally:
+        task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def router() -> AsyncIterator[RouterApp]:
+    """A router here, with a node in a process of its own."""
+    app = RouterApp(RouterSettings(model="stub"), ByteTokenizer())
+    await app.start()
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the router's own process does
+    gc.collect()
+    gc.freeze()  # likewise
+    command = (sys.executable, "-m", "baton.bench.router_child", "node", app.registry_address)
+    node = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert node.stdout is not None
+    try:
+        json.loads(await asyncio.wait_for(node.stdout.readline(), 30))
+        await eventually(lambda: app.ready)
+        yield app
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(interval_s)
+        await app.stop()
+        node.kill()
+        await node.wait()
+
+
+def call(address: str, request: bytes) -> list[bytes]:
+    """In a thread, and without parsing anything there."""
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        generate = channel.unary_stream("/baton.v1.Inference/Generate", None, None)
+        return list(generate(request, timeout=50))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_large_request_holds_no_other_stream_for_long(name: str) -> None:
+    request = REQUESTS[name].SerializeToString()
+    async with router() as app:
+        await asyncio.to_thread(
+            call, app.address, pb.GenerateRequest(text="warm up", max_tokens=3).SerializeToString()
+        )
+        import gc
+
+        gc.disable()
+        with heartbeat() as gaps:
+            raw = await asyncio.to_thread(call, app.address, request)
+        messages = [pb.GenerateResponse.FromString(data) for data in raw]
+        assert sum(len(message.token_ids) for message in messages) == 3
+        assert sum(len(message.prompt_logprobs) for message in messages) in (0, 99_999)
+        print(f"{name}: {gaps}")
+        assert gaps.held_s < HELD_S
+        assert gaps.still_s < STILL_S
