@@ -20,12 +20,9 @@ import torch
 
 from baton.core.batch import TokenLogprobs
 from baton.core.request import FinishReason
-from baton.proto.v1.admin_pb2 import DrainNodeRequest
-from baton.proto.v1.admin_pb2_grpc import AdminStub
 from baton.router.text.load import load_tokenizer
 from baton.runtime.client.convert import Collector
 from baton.runtime.client.types import Completion, Delta
-from baton.runtime.grpc_channel import channel
 from tests.e2e.cluster import Cluster, config, eventually, running
 from tests.e2e.exact import LOGPROB_TOLERANCE, Case, solid_case, tiny
 from tests.models import MARGIN, Continuation, Reference
@@ -33,10 +30,10 @@ from tests.tokenizers_t import EOS_ID
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
-NEW_TOKENS = 40
+NEW_TOKENS = 100
 KILL_AFTER = 7
-LEAST = 34  # of min_tokens
-LONG_PROMPT = 1200
+LEAST = 94  # of min_tokens
+LONG_PROMPT = 1900
 ALL = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 
@@ -48,7 +45,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
 
 @pytest.fixture(scope="module")
 def case(model: tuple[Path, Reference]) -> Case:
-    return solid_case(model[1], 21, NEW_TOKENS)
+    """Far from a tie with a frequency penalty, too."""
+    for length in range(21, 40):
+        found = solid_case(model[1], length, NEW_TOKENS)
+        if _penalised(model[1], found.prompt, NEW_TOKENS).margin > MARGIN:
+            return found
+    raise AssertionError("no prompt is far from a tie both ways")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,16 +67,22 @@ async def cluster(model: tuple[Path, Reference]) -> AsyncIterator[Cluster]:
         yield deployment
 
 
-async def _drain(cluster: Cluster, name: str, draining: bool) -> None:
-    async with channel(cluster.endpoint) as connection:
-        await AdminStub(connection).DrainNode(DrainNodeRequest(node_id=name, draining=draining), timeout=5)
-
-
 def _pulse(cluster: Cluster, name: str) -> None:
     """Let a stopped node run for a few steps, during which nothing else happens here."""
     cluster.signal(name, signal.SIGCONT)
     time.sleep(0.002)
     cluster.signal(name, signal.SIGSTOP)
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def _none_stays_stopped(cluster: Cluster) -> AsyncIterator[None]:
+    """One test's failure is not the next one's."""
+    yield
+    for name in ALL:
+        cluster.signal(name, signal.SIGCONT)  # whoever has that place now
+    for node in (await cluster.state()).nodes:
+        if node.state == "draining":
+            await cluster.drain(node.registration.node_id, False)
 
 
 class Answer:
@@ -104,7 +112,7 @@ async def interrupted(
     """The answers, of which each had at least `until` tokens when the victim died."""
     peer = victim.replace("0", "1")
     await cluster.up(*ALL, within_s=60)
-    await _drain(cluster, peer, True)
+    await cluster.drain(peer)
     cluster.signal(victim, signal.SIGSTOP)
     answers = [Answer(cluster, prompt, **options) for prompt, options in asked]
     try:
@@ -112,7 +120,7 @@ async def interrupted(
             _pulse(cluster, victim)
             await asyncio.sleep(0.01)
         assert not any(answer.task.done() for answer in answers), "an answer was faster than the kill"
-        await _drain(cluster, peer, False)
+        await cluster.drain(peer, False)
         cluster.kill(victim)
         done = [await answer.task for answer in answers]
     finally:
@@ -128,7 +136,7 @@ async def interrupted(
 @pytest.fixture(scope="module")
 def variants(model: tuple[Path, Reference], case: Case) -> dict[str, dict[str, Any]]:
     """stop: a text that begins before the kill, whenever that comes, and ends after it."""
-    whole = load_tokenizer(str(model[0])).decode(case.want.token_ids)
+    whole = _text(model[0], case)
     return {
         "greedy": {"logprobs": 3},
         "seeded": {"temperature": 1.0, "seed": 5, "logprobs": 0},
@@ -140,6 +148,12 @@ def variants(model: tuple[Path, Reference], case: Case) -> dict[str, dict[str, A
         "ids only": {"tokens_only": True},
         "limited": {"temperature": 0.8, "seed": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
     }
+
+
+def _text(folder: Path, case: Case) -> str:
+    """Of the whole answer, where the prompt may end within a character."""
+    detokenizer = load_tokenizer(str(folder)).detokenizer(case.prompt)
+    return detokenizer.push(case.want.token_ids) + detokenizer.flush()
 
 
 async def test_decode_dies_mid_stream(
@@ -178,27 +192,28 @@ def _as_the_reference(model: tuple[Path, Reference], case: Case, got: dict[str, 
     assert list(got["greedy"].token_ids) == case.want.token_ids
     assert list(got["ids only"].token_ids) == case.want.token_ids
     assert got["ids only"].text == ""
-    assert list(got["frequency"].token_ids) == _penalised(reference, case.prompt, NEW_TOKENS)
+    assert list(got["frequency"].token_ids) == _penalised(reference, case.prompt, NEW_TOKENS).token_ids
     assert (len(got["least"].token_ids), got["least"].token_ids[-1]) == (LEAST + 1, EOS_ID)
     assert len(got["seeded"].token_ids) == len(got["limited"].token_ids) == NEW_TOKENS
     assert got["seeded"].token_ids == got["two"].choices[0].token_ids != got["two"].choices[1].token_ids
-    whole = load_tokenizer(str(folder)).decode(case.want.token_ids)
+    whole = _text(folder, case)
     assert got["stop"].finish_reason is FinishReason.STOP
     assert got["stop"].text == whole[: len(whole) // 10]
     assert got["stop kept"].text == whole[: -len(whole) // 10]
 
 
-def _penalised(reference: Reference, prompt: list[int], new_tokens: int) -> list[int]:
-    """Greedy with frequency_penalty 1."""
+def _penalised(reference: Reference, prompt: list[int], new_tokens: int) -> Continuation:
+    """Greedy with frequency_penalty 1; no logprobs."""
     output: list[int] = []
+    margin = float("inf")
     for _ in range(new_tokens):
         logits = reference.logits([*prompt, *output])[-1]
         for token in output:
             logits[token] -= 1.0
         best = logits.topk(2).values
-        assert float(best[0] - best[1]) > MARGIN
+        margin = min(margin, float(best[0] - best[1]))
         output.append(int(logits.argmax()))
-    return output
+    return Continuation(output, [], margin)
 
 
 # ---- prefill ----------------------------------------------------------------------------------------------
@@ -211,22 +226,22 @@ async def test_prefill_dies_in_the_middle_of_a_prompt(
     reference = model[1]
     long = [Case.of(reference, solid_case(reference, LONG_PROMPT + i, 2).prompt, 2) for i in range(3)]
     await cluster.up(*ALL, within_s=60)
-    await _drain(cluster, "prefill-1", True)
+    await cluster.drain("prefill-1")
     cluster.signal("prefill-0", signal.SIGSTOP)
     steps = (await cluster.node("prefill-0")).load.steps
     answers = [Answer(cluster, one.prompt, max_tokens=2, logprobs=0) for one in long]
 
     async def not_computing() -> str:
         _pulse(cluster, "prefill-0")
-        return "" if (await cluster.node("prefill-0")).load.steps >= steps + 3 else "no chunk is done"
+        return "" if (await cluster.node("prefill-0")).load.steps > steps else "no chunk is done"
 
     await eventually(not_computing, 30)
     assert not any(answer.tokens for answer in answers), "a prompt was done before the kill"
-    await _drain(cluster, "prefill-1", False)
+    await cluster.drain("prefill-1", False)
     cluster.kill("prefill-0")
-    for one, answer in zip(long, answers, strict=True):
-        got = await answer.task
-        assert got.timings.retries >= 1
+    done = [await answer.task for answer in answers]
+    assert any(got.timings.retries for got in done)  # others may have waited at the router
+    for one, got in zip(long, done, strict=True):
         assert got.timings.prefill_node == "prefill-1"
         _equals(one.want, got)
     await cluster.idle()
@@ -239,7 +254,7 @@ async def test_prefill_dies_between_first_token_and_hand_off(
     await cluster.up(*ALL, within_s=60)
     cluster.signal("decode-0", signal.SIGSTOP)
     cluster.signal("decode-1", signal.SIGSTOP)
-    await _drain(cluster, "prefill-1", True)
+    await cluster.drain("prefill-1")
     answer = Answer(cluster, case.prompt, logprobs=0)
 
     async def no_token() -> str:
@@ -247,7 +262,7 @@ async def test_prefill_dies_between_first_token_and_hand_off(
 
     await eventually(no_token, 30)
     assert answer.tokens == 1
-    await _drain(cluster, "prefill-1", False)
+    await cluster.drain("prefill-1", False)
     cluster.kill("prefill-0")
     await asyncio.sleep(0.1)
     cluster.signal("decode-0", signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Nodes that differ: where KV can be converted they work together exactly, else they are told apart in time."""
+"""Nodes that differ: where KV can be converted they work together exactly, else they are refused in time."""
 
 from __future__ import annotations
 
