@@ -1,7 +1,8 @@
 """How close the model runs to what the machine can do: prefill to its matrix products, decode to its memory.
 
-One thread, the demo model in fp32. Limits and measurements take turns, and each figure is the median of its
-rounds, by the thread's own clock, so that neighbours on the machine count as little as they can.
+The demo model in fp32. Limits and measurements take turns, and each figure is the median of its rounds: with
+one thread by the thread's own clock, so that neighbours on the machine count as little as they can, with all
+cores (decode only: one thread cannot keep a memory bus busy and compute besides) by the wall's.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from baton.engine.config import EngineConfig
 from baton.engine.loader import load
 from baton.engine.models.llama import LlamaModel
 from baton.engine.torch_runner import TorchRunner
+from baton.runtime.cpus import usable_cpus
 
 PROMPT_TOKENS = 512
 DECODE_CONTEXT = 128
 BATCH = 16
-ROUNDS = 7
+ROUNDS = 15
 BLOCKS = 256
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
@@ -47,7 +49,10 @@ def _measure() -> list[Figure]:
     prefill, decode = _prefill(), _decode(1, _GREEDY)
 
     gemm_s, prefill_s = _alternate(lambda: square @ square, lambda: runner.run(prefill))
-    read_s, decode_s = _alternate(memory.sum, lambda: runner.run(decode))
+    figures = [_read(runner, loaded.model, decode, memory, 1), _overhead(runner, "greedy", _GREEDY)]
+    figures.append(_overhead(runner, "sampled", _SAMPLED))
+    if (cores := usable_cpus()) > 1:
+        figures.append(_read(runner, loaded.model, decode, memory, cores))
     return [
         Figure(
             name=f"prefill of {PROMPT_TOKENS} tokens",
@@ -57,17 +62,25 @@ def _measure() -> list[Figure]:
             limit_name="fp32 GEMM",
             target=0.65,
         ),
-        Figure(
-            name="decode, batch 1, weights read",
-            value=_weight_bytes(loaded.model) / decode_s / 1e9,
-            unit="GB/s",
-            limit=_READ_BYTES / read_s / 1e9,
-            limit_name="memory read",
-            target=0.55,
-        ),
-        _overhead(runner, "greedy", _GREEDY),
-        _overhead(runner, "sampled", _SAMPLED),
+        *figures,
     ]
+
+
+def _read(
+    runner: TorchRunner, model: LlamaModel, decode: Batch, memory: torch.Tensor, threads: int
+) -> Figure:
+    """How fast a decode step of one row reads the weights, against a plain read of as many threads."""
+    torch.set_num_threads(threads)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    read_s, decode_s = _alternate(memory.sum, lambda: runner.run(decode), clock)
+    return Figure(
+        name=f"decode, batch 1, {threads} thread{'s'[: threads != 1]}, weights read",
+        value=_weight_bytes(model) / decode_s / 1e9,
+        unit="GB/s",
+        limit=_READ_BYTES / read_s / 1e9,
+        limit_name="memory read",
+        target=0.55,
+    )
 
 
 def _overhead(runner: TorchRunner, name: str, sampling: SamplingParams) -> Figure:
@@ -85,19 +98,23 @@ def _overhead(runner: TorchRunner, name: str, sampling: SamplingParams) -> Figur
     )
 
 
-def _alternate(limit: Callable[[], object], measured: Callable[[], object]) -> tuple[float, float]:
+def _alternate(
+    limit: Callable[[], object],
+    measured: Callable[[], object],
+    clock: Callable[[], float] = time.thread_time,
+) -> tuple[float, float]:
     """Median seconds of each, run in turn."""
     limits, figures = [], []
     for _ in range(ROUNDS + 1):
-        limits.append(_seconds(limit))
-        figures.append(_seconds(measured))
+        limits.append(_seconds(limit, clock))
+        figures.append(_seconds(measured, clock))
     return statistics.median(limits[1:]), statistics.median(figures[1:])  # the first ones warm up
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    begun = time.thread_time()
+def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    begun = clock()
     call()
-    return time.thread_time() - begun
+    return clock() - begun
 
 
 def _row(index: int, start: int, tokens: list[int], sampling: SamplingParams) -> Row:
