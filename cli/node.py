@@ -30,7 +30,10 @@ async def _serve(start: NodeStart) -> int:
             return 1
         report_ready(ready)
         await app.run()
-        return 0 if app.fault is None else 1
+        if app.fault is not None:
+            return 1
+        await app.drain(start.config.router.drain_s)
+        return 0
     finally:
         await app.stop()
 

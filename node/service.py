@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
@@ -17,17 +17,19 @@ MAX_ABORTS = 65536
 
 class NodeService(NodeServicer):
     """registration: makes the node's registration, with its current load. bus_seq: events published so far.
-    serving: told when the node starts or stops to drain."""
+    drain: called when the node is to start (True) or to stop draining."""
 
     def __init__(
         self,
         shell: Shell,
         registration: Callable[[], registry_pb2.Registration],
         bus_seq: Callable[[], int],
+        drain: Callable[[bool], Awaitable[None]],
     ) -> None:
         self._shell = shell
         self._registration = registration
         self._bus_seq = bus_seq
+        self._drain = drain
 
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext
@@ -57,7 +59,7 @@ class NodeService(NodeServicer):
         return pb.SetRoleResponse()
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
-        self._shell.set_draining(request.draining)
+        await self._drain(request.draining)
         return pb.DrainResponse()
 
     async def KvSnapshot(
