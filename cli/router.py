@@ -12,6 +12,7 @@ import uvloop
 
 from baton.core.errors import BatonError
 from baton.engine.weights.locate import locate
+from baton.engine.weights.vocabulary import tokenizer_digest
 from baton.router.app import RouterApp, RouterSettings
 from baton.router.machine_config import RouterConfig
 from baton.router.text.load import load_tokenizer
@@ -47,7 +48,8 @@ class RouterProcess:
         config = self._start.config
         path = await asyncio.to_thread(locate, config.model)
         tokenizer = await asyncio.to_thread(load_tokenizer, str(path))
-        self._app = app = RouterApp(settings(self._start), tokenizer)
+        digest = await asyncio.to_thread(tokenizer_digest, path)
+        self._app = app = RouterApp(settings(self._start, digest), tokenizer)
         if config.metrics.enabled:
             self._server = HealthServer(
                 self._health, app.metrics.registry, config.metrics.host, self._start.metrics_port
@@ -94,8 +96,9 @@ class RouterProcess:
         return join_address(reachable(host, advertise_host), port)
 
 
-def settings(start: RouterStart) -> RouterSettings:
-    """What the app is told, from the deployment's configuration."""
+def settings(start: RouterStart, digest: str = "") -> RouterSettings:
+    """What the app is told, from the deployment's configuration. digest: of the router's own vocabulary, that
+    of every node must equal it; "": those of the nodes must equal each other."""
     config = start.config
     router = config.router
     return RouterSettings(
@@ -110,6 +113,7 @@ def settings(start: RouterStart) -> RouterSettings:
             lease_s=router.lease_s, max_queued=router.queue_limit, max_retries=router.max_retries
         ),
         default_timeout_s=router.default_timeout_s,
+        tokenizer_digest=digest,
         event_log=_event_log(router.event_log, start.index),
         config_json=effective_json(config),
         process=start.name,

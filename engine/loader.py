@@ -18,11 +18,12 @@ from baton.engine.models.base import DecoderModel
 from baton.engine.models.llama import LlamaModel
 from baton.engine.models.llama_weights import load_weights
 from baton.engine.torch_runner import TorchRunner
-from baton.engine.weights.folder import SafetensorsFolder, tokenizer_digest
+from baton.engine.weights.folder import SafetensorsFolder
 from baton.engine.weights.gguf import GgufFile
 from baton.engine.weights.hf_config import decoder_config, eos_token_ids, read_config
 from baton.engine.weights.locate import locate
 from baton.engine.weights.source import WeightSource
+from baton.engine.weights.vocabulary import tokenizer_digest
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -111,7 +112,7 @@ def load(config: EngineConfig) -> LoadedModel:
 
 def _load_gguf(config: EngineConfig, path: Path) -> LoadedModel:
     file = GgufFile(path)
-    return _native(config, path, file, _naming(path, file.config), file.tokenizer_digest())
+    return _native(config, path, file, _naming(path, file.config))
 
 
 def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
@@ -119,7 +120,7 @@ def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
     source = SafetensorsFolder(path)
     decoder = _naming(path, lambda: decoder_config(path, hf_config))
     if decoder is not None:
-        return _native(config, path, source, decoder, tokenizer_digest(path))
+        return _native(config, path, source, decoder)
     from baton.engine.models.hooked_load import load_hooked  # brings transformers' modelling code in
 
     model, facts = load_hooked(path, hf_config, config.torch_dtype)
@@ -148,9 +149,7 @@ def _naming(path: Path, read: Callable[[], _T]) -> _T:
         raise InvalidArgument(f"{path}: {error}") from error
 
 
-def _native(
-    config: EngineConfig, path: Path, source: WeightSource, decoder: DecoderConfig, tokenizer: str
-) -> LoadedModel:
+def _native(config: EngineConfig, path: Path, source: WeightSource, decoder: DecoderConfig) -> LoadedModel:
     weights = load_weights(source, decoder, config.torch_dtype)
     if any(not 0 <= token < decoder.vocab_size for token in decoder.eos_token_ids):
         raise InvalidArgument(
@@ -168,7 +167,7 @@ def _native(
         max_positions=decoder.max_positions,
         eos_token_ids=decoder.eos_token_ids,
         weights_digest=source.digest(),
-        tokenizer_digest=tokenizer,
+        tokenizer_digest=tokenizer_digest(path),
         geometry=_geometry(decoder),
     )
 

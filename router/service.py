@@ -154,6 +154,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         check_model(name, self._served)
         model = self._membership.model(self._served)
         if model is None:
+            self._membership.check_pairs()  # says more, if some came that do not fit
             raise Unavailable("no node has joined yet", retry_after_s=1.0)
         return model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,6 @@ from baton.engine.weights.source import Shape, digest_of
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-# What decides how text becomes ids; the chat template is not part of it.
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
 class SafetensorsFolder:
@@ -55,15 +52,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidArgument(f"{path} must hold a JSON object")
     return value
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """Over the files that decide how text becomes ids; "none" where there are none."""
-    found = [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
-    digest = hashlib.blake2b(digest_size=16)
-    for path in found:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest() if found else "none"
 
 
 def _shards(folder: Path) -> list[Path]:

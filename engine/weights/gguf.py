@@ -6,7 +6,6 @@ so that rotation pairs lie side by side; that is undone here, since everything e
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,17 +96,6 @@ class GgufFile:
             return lambda: (kind, np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8).data)
 
         return digest_of({name: reader(tensor) for name, tensor in self._tensors.items()})
-
-    def tokenizer_digest(self) -> str:
-        """Over the vocabulary and its merges, in order."""
-        digest = hashlib.blake2b(digest_size=16)
-        for key in ("model", "pre", "tokens", "token_type", "merges", "scores"):
-            field = self._reader.fields.get(f"tokenizer.ggml.{key}")
-            if field is not None:
-                for index in field.data:
-                    digest.update(field.parts[index].tobytes() + b"\0")
-            digest.update(b"\n")
-        return digest.hexdigest()
 
     def config(self) -> DecoderConfig:
         hidden, heads = int(self._need("embedding_length")), self._heads("q")

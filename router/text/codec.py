@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -84,15 +82,6 @@ class TextCodec:
         if table is None:
             return WindowDetokenizer(lambda ids: self._decode_known(ids, skip_special), prompt_ids)
         return ByteDetokenizer(table, prompt_ids)
-
-    def digest(self) -> str:
-        """Hash of the vocabulary, the merges and the special tokens: 32 hex digits, the same in every
-        process."""
-        model = json.loads(self._tokenizer.to_str())["model"]
-        vocab = sorted(self._tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
-        merges = [m if isinstance(m, list) else m.split(" ", 1) for m in model.get("merges") or ()]
-        content = json.dumps([vocab, merges, sorted(self._special_texts.items())])
-        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def _set_bos(self, add_bos: bool | None) -> None:
         bos = self.bos_token_id

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from baton.core.errors import InvalidArgument
-from baton.router.text.gguf_meta import read_metadata
+from baton.engine.weights.gguf_meta import read_metadata
 from baton.router.text.source import TokenizerSource, through_transformers
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types

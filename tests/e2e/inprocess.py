@@ -19,6 +19,7 @@ import torch
 from baton.cli.router import settings as router_settings
 from baton.core.load import Role
 from baton.engine.weights.locate import locate
+from baton.engine.weights.vocabulary import tokenizer_digest
 from baton.node.app import NodeApp
 from baton.node.core import NodeCore
 from baton.router.app import RouterApp
@@ -100,8 +101,9 @@ class InProcess(Deployment):
 async def inprocess(settings: ClusterConfig) -> AsyncIterator[InProcess]:
     """A deployment whose router sees all its nodes. Metrics are kept, but not served."""
     settings = settings.resolved()
-    tokenizer = load_tokenizer(str(locate(settings.model)))
-    app = RouterApp(router_settings(RouterStart(index=0, config=settings, port=0)), tokenizer)
+    path = locate(settings.model)
+    start = RouterStart(index=0, config=settings, port=0)
+    app = RouterApp(router_settings(start, tokenizer_digest(path)), load_tokenizer(str(path)))
     async with AsyncExitStack() as stack:
         await app.start()
         stack.push_async_callback(app.stop)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from baton.core.errors import InvalidArgument
+from baton.engine.weights.gguf_meta import read_metadata
 from baton.router.text import load_tokenizer
-from baton.router.text.gguf_meta import read_metadata
 from tests.router.text.codecs import codec, demo_path
 from tests.tokenizers_t import CHAT_TEMPLATE, write_tokenizer
 
@@ -81,19 +79,6 @@ def test_the_demo_tokenizes_as_transformers_where_that_knows_how() -> None:
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     turns = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
     assert one.encode_chat([("user", "hi")]) == one.encode(turns + "<|im_start|>assistant\n")
-
-
-def test_the_digest_is_the_same_in_another_process(folder: Path) -> None:
-    mine = load_tokenizer(str(folder)).digest()
-    code = "import sys; from baton.router.text import load_tokenizer as l; print(l(sys.argv[1]).digest())"
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == mine
-    state = json.loads((folder / "tokenizer.json").read_text())
-    state["model"]["merges"].pop()
-    (folder / "tokenizer.json").write_text(json.dumps(state))
-    assert load_tokenizer(str(folder)).digest() != mine
 
 
 def test_metadata_agrees_with_the_gguf_package(tmp_path: Path) -> None:
