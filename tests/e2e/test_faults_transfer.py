@@ -22,6 +22,8 @@ from tests.e2e.faults import (
     RELAYED_HOST,
     Relays,
     another,
+    drain,
+    drained,
     ending,
     grpc_relay,
     load_is,
@@ -98,7 +100,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     port = free_port()
     settings = config(
         model,
-        prefill=1,
+        prefill=2,
         decode_nodes={
             "port": port,
             "advertise_host": RELAYED_HOST,
@@ -119,19 +121,26 @@ async def test_kv_that_comes_late_reaches_nobody_else(world: World) -> None:
     followed is looked at once more when all has arrived."""
     draw = random.Random(1)
     cluster, late = world.cluster, 0
-    await exact(cluster, world.cases[0])
+    for name in ("prefill-0", "prefill-1"):
+        async with drained(cluster, name):
+            await exact(cluster, world.cases[0])
     for round_number in range(15):
         first, second = draw.sample(world.cases, 2)
         salt = str(round_number)  # everything is written anew
         before = world.passed()
         world.delay(draw.choice((0.01, 0.05, 0.2, LATEST_S)))
+        await drain(cluster, "prefill-1")
         stream = cluster.client.stream(first.prompt, max_tokens=OUTPUT, ignore_eos=True, salt=salt)
         reading = asyncio.ensure_future(ending(_drained(stream)))
         await world.in_flight()
         await asyncio.sleep(draw.uniform(0, 0.03))  # somewhere within its chunks
+        await drain(cluster, "prefill-1", draining=False)
+        await drain(cluster, "prefill-0")  # what follows comes by a connection of its own, and overtakes
         stream.cancel()
         world.delay(0)
         answer = await exact(cluster, second, salt=salt)
+        assert answer.timings.prefill_node == "prefill-1"
+        await drain(cluster, "prefill-0", draining=False)
         assert answer.timings.retries <= 1
         await reading
         await world.all_arrived(before)
@@ -154,7 +163,8 @@ async def test_a_link_that_breaks_is_made_anew(world: World, blocks: int) -> Non
         relay.up.left_bytes = blocks * BLOCK_BYTES + 1
     assert await _exact_when_restored(world, world.cases[0], salt=f"cut {blocks}") >= 1
     for case in world.cases[1:4]:
-        assert (await exact(world.cluster, case, salt=f"after {blocks}")).timings.retries == 0
+        assert (await exact(world.cluster, case, salt=f"after {blocks}")).timings.retries <= 2
+    assert (await exact(world.cluster, world.cases[4], salt=f"after {blocks}")).timings.retries == 0
     await world.cluster.idle(PATIENCE_S)
 
 
@@ -164,7 +174,7 @@ async def test_a_connection_that_breaks_unused_is_made_anew(world: World) -> Non
     for relay in world.relays.rest:
         relay.cut()
     for case in world.cases[1:4]:
-        assert (await exact(world.cluster, case, salt="idle cut")).timings.retries <= 1
+        assert (await exact(world.cluster, case, salt="idle cut")).timings.retries <= 2
     assert (await exact(world.cluster, world.cases[4], salt="idle cut")).timings.retries == 0
 
 
@@ -203,18 +213,21 @@ async def test_a_cancel_while_transferring(world: World) -> None:
     """CAN2, state "transferring": decode's blocks come back although the KV never arrives."""
     cluster = world.cluster
     await exact(cluster, world.cases[3])
-    for i in range(5):
+    for i in range(4):
         for relay in world.relays.rest:
-            relay.up.swallow = True
+            relay.up.bytes_per_s = 1000.0
+            relay.up.swallow = i == 0  # the source waits for the target's word until it takes it for dead
         stream = cluster.client.stream(
             world.cases[3].prompt, max_tokens=OUTPUT, ignore_eos=True, salt=f"hold {i}"
         )
         reading = asyncio.ensure_future(ending(_drained(stream)))
         await load_is(cluster, "decode-0", reserved=1)
-        await load_is(cluster, "prefill-0", exporting=1)
+        await until(lambda: _exporting(cluster), what="exporting")
         stream.cancel()
         stream.cancel()
         assert isinstance(await reading, Cancelled)
+        if i > 0:
+            world.restore()
         await cluster.idle(PATIENCE_S)
         world.restore()
         await exact(cluster, world.cases[4])
@@ -224,14 +237,19 @@ async def test_a_deadline_while_transferring(world: World) -> None:
     """The same, ended by the deadline; also the nodes' own clocks end it."""
     cluster = world.cluster
     for relay in world.relays.rest:
-        relay.up.swallow = True
+        relay.up.bytes_per_s = 1000.0
     with pytest.raises(BatonError, match=r"[Dd]eadline"):
         await cluster.client.generate(
             world.cases[5].prompt, max_tokens=OUTPUT, ignore_eos=True, salt="late", timeout_s=0.5
         )
-    await cluster.idle(PATIENCE_S)
     world.restore()
+    await cluster.idle(PATIENCE_S)
     await exact(cluster, world.cases[5])
+
+
+async def _exporting(cluster: Cluster) -> bool:
+    """A prompt is done, and its KV not yet there."""
+    return any(node.load.exporting for node in (await cluster.state()).nodes)
 
 
 async def test_nothing_to_complain_of_so_far(world: World) -> None:
@@ -242,7 +260,7 @@ async def test_decode_restarted_at_its_port(world: World) -> None:
     """KV5, second part: the same host and port, another process with other memory. One was asked to take a
     request while it was down; prefill is never restarted."""
     cluster = world.cluster
-    prefill, decode = cluster.pid("prefill-0"), cluster.pid("decode-0")
+    prefill, decode = [cluster.pid(f"prefill-{i}") for i in (0, 1)], cluster.pid("decode-0")
     address = (await cluster.node("decode-0")).registration.address
     for round_number in range(2):
         cluster.kill("decode-0")
@@ -256,4 +274,4 @@ async def test_decode_restarted_at_its_port(world: World) -> None:
             await exact(cluster, case)
         assert (await cluster.node("decode-0")).registration.address == address
         await cluster.idle(PATIENCE_S)
-    assert cluster.pid("prefill-0") == prefill
+    assert [cluster.pid(f"prefill-{i}") for i in (0, 1)] == prefill
