@@ -106,6 +106,7 @@ def settings(start: RouterStart, digest: str = "") -> RouterSettings:
         host=router.host,
         port=start.port,
         reuse_port=start.share_port,
+        processes=router.processes,
         registry_host=router.registry_host,
         registry_port=start.registry_port,
         transport=TransportOptions(**config.grpc.model_dump()),

@@ -17,9 +17,10 @@ from baton.runtime.codec_node import load_to_proto, registration_to_proto
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """config_json: the configuration in force."""
+    """config_json: the configuration in force. sharing: router processes on the port that it is served on."""
 
-    def __init__(self, driver: Driver, membership: Membership, config_json: str) -> None:
+    def __init__(self, driver: Driver, membership: Membership, config_json: str, *, sharing: int = 1) -> None:
+        self._sharing = sharing
         self._driver = driver
         self._membership = membership
         self._config_json = config_json
@@ -31,6 +32,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             nodes=[self._state(status) for status in machine.nodes(self._driver.now())],
             queued=machine.queued,
             in_flight=machine.in_flight,
+            sharing=self._sharing,
         )
 
     async def DrainNode(self, request: pb.DrainNodeRequest, context: Any) -> pb.DrainNodeResponse:

@@ -37,12 +37,14 @@ POLL_S = 0.02
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
     """Ports 0: the kernel chooses. model: the name that clients use. expected: fingerprint that nodes must
-    have, None: that of the first. event_log: file for every event of the machine, "" for none."""
+    have, None: that of the first. event_log: file for every event of the machine, "" for none. processes: how
+    many routers share the client port."""
 
     model: str
     host: str = "127.0.0.1"
     port: int = 0
     reuse_port: bool = False
+    processes: int = 1
     registry_host: str = "127.0.0.1"
     registry_port: int = 0
     transport: TransportOptions = field(default_factory=TransportOptions)
@@ -148,7 +150,7 @@ class RouterApp:
         options = ServerOptions(settings.host, settings.port, settings.reuse_port, settings.transport)
         server = GrpcServer(options, on_rpc=self.metrics.rpc)
         server.add("baton.v1.Inference", inference_pb2_grpc.add_InferenceServicer_to_server, self.inference)
-        admin = AdminService(self.driver, self.membership, settings.config_json)
+        admin = AdminService(self.driver, self.membership, settings.config_json, sharing=settings.processes)
         server.add("baton.v1.Admin", admin_pb2_grpc.add_AdminServicer_to_server, admin)
         return server
 

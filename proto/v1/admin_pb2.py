@@ -26,7 +26,7 @@ from baton.proto.v1 import common_pb2 as baton_dot_proto_dot_v1_dot_common__pb2
 from baton.proto.v1 import registry_pb2 as baton_dot_proto_dot_v1_dot_registry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/proto/v1/admin.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\x1a\x1d\x62\x61ton/proto/v1/registry.proto\"\x13\n\x11GetClusterRequest\"n\n\x12GetClusterResponse\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.baton.v1.NodeState\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x11\n\tin_flight\x18\x04 \x01(\r\"\xda\x01\n\tNodeState\x12,\n\x0cregistration\x18\x01 \x01(\x0b\x32\x16.baton.v1.Registration\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.baton.v1.LoadReport\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12,\n\x0cincompatible\x18\x06 \x03(\x0b\x32\x16.baton.v1.Incompatible\x12\x14\n\x0creport_age_s\x18\x07 \x01(\x01\"5\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x13\n\x11\x44rainNodeResponse\"C\n\x12SetNodeRoleRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\"\x15\n\x13SetNodeRoleResponse\"\x12\n\x10GetConfigRequest\"!\n\x11GetConfigResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\xa8\x02\n\x05\x41\x64min\x12G\n\nGetCluster\x12\x1b.baton.v1.GetClusterRequest\x1a\x1c.baton.v1.GetClusterResponse\x12\x44\n\tDrainNode\x12\x1a.baton.v1.DrainNodeRequest\x1a\x1b.baton.v1.DrainNodeResponse\x12J\n\x0bSetNodeRole\x12\x1c.baton.v1.SetNodeRoleRequest\x1a\x1d.baton.v1.SetNodeRoleResponse\x12\x44\n\tGetConfig\x12\x1a.baton.v1.GetConfigRequest\x1a\x1b.baton.v1.GetConfigResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/proto/v1/admin.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\x1a\x1d\x62\x61ton/proto/v1/registry.proto\"\x13\n\x11GetClusterRequest\"\x7f\n\x12GetClusterResponse\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.baton.v1.NodeState\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x0f\n\x07sharing\x18\x05 \x01(\r\"\xda\x01\n\tNodeState\x12,\n\x0cregistration\x18\x01 \x01(\x0b\x32\x16.baton.v1.Registration\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.baton.v1.LoadReport\x12\r\n\x05state\x18\x03 \x01(\t\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12,\n\x0cincompatible\x18\x06 \x03(\x0b\x32\x16.baton.v1.Incompatible\x12\x14\n\x0creport_age_s\x18\x07 \x01(\x01\"5\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\"\x13\n\x11\x44rainNodeResponse\"C\n\x12SetNodeRoleRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\"\x15\n\x13SetNodeRoleResponse\"\x12\n\x10GetConfigRequest\"!\n\x11GetConfigResponse\x12\x0c\n\x04json\x18\x01 \x01(\t2\xa8\x02\n\x05\x41\x64min\x12G\n\nGetCluster\x12\x1b.baton.v1.GetClusterRequest\x1a\x1c.baton.v1.GetClusterResponse\x12\x44\n\tDrainNode\x12\x1a.baton.v1.DrainNodeRequest\x1a\x1b.baton.v1.DrainNodeResponse\x12J\n\x0bSetNodeRole\x12\x1c.baton.v1.SetNodeRoleRequest\x1a\x1d.baton.v1.SetNodeRoleResponse\x12\x44\n\tGetConfig\x12\x1a.baton.v1.GetConfigRequest\x1a\x1b.baton.v1.GetConfigResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCLUSTERREQUEST']._serialized_start=100
   _globals['_GETCLUSTERREQUEST']._serialized_end=119
   _globals['_GETCLUSTERRESPONSE']._serialized_start=121
-  _globals['_GETCLUSTERRESPONSE']._serialized_end=231
-  _globals['_NODESTATE']._serialized_start=234
-  _globals['_NODESTATE']._serialized_end=452
-  _globals['_DRAINNODEREQUEST']._serialized_start=454
-  _globals['_DRAINNODEREQUEST']._serialized_end=507
-  _globals['_DRAINNODERESPONSE']._serialized_start=509
-  _globals['_DRAINNODERESPONSE']._serialized_end=528
-  _globals['_SETNODEROLEREQUEST']._serialized_start=530
-  _globals['_SETNODEROLEREQUEST']._serialized_end=597
-  _globals['_SETNODEROLERESPONSE']._serialized_start=599
-  _globals['_SETNODEROLERESPONSE']._serialized_end=620
-  _globals['_GETCONFIGREQUEST']._serialized_start=622
-  _globals['_GETCONFIGREQUEST']._serialized_end=640
-  _globals['_GETCONFIGRESPONSE']._serialized_start=642
-  _globals['_GETCONFIGRESPONSE']._serialized_end=675
-  _globals['_ADMIN']._serialized_start=678
-  _globals['_ADMIN']._serialized_end=974
+  _globals['_GETCLUSTERRESPONSE']._serialized_end=248
+  _globals['_NODESTATE']._serialized_start=251
+  _globals['_NODESTATE']._serialized_end=469
+  _globals['_DRAINNODEREQUEST']._serialized_start=471
+  _globals['_DRAINNODEREQUEST']._serialized_end=524
+  _globals['_DRAINNODERESPONSE']._serialized_start=526
+  _globals['_DRAINNODERESPONSE']._serialized_end=545
+  _globals['_SETNODEROLEREQUEST']._serialized_start=547
+  _globals['_SETNODEROLEREQUEST']._serialized_end=614
+  _globals['_SETNODEROLERESPONSE']._serialized_start=616
+  _globals['_SETNODEROLERESPONSE']._serialized_end=637
+  _globals['_GETCONFIGREQUEST']._serialized_start=639
+  _globals['_GETCONFIGREQUEST']._serialized_end=657
+  _globals['_GETCONFIGRESPONSE']._serialized_start=659
+  _globals['_GETCONFIGRESPONSE']._serialized_end=692
+  _globals['_ADMIN']._serialized_start=695
+  _globals['_ADMIN']._serialized_end=991
 # @@protoc_insertion_point(module_scope)

@@ -43,9 +43,14 @@ class GetClusterResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SHARING_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     queued: _builtins.int
     in_flight: _builtins.int
+    sharing: _builtins.int
+    """Router processes that answer at the address that was asked. This is the view of one of them: its own requests,
+    and the nodes as it sees them.
+    """
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeState]: ...
     def __init__(
@@ -55,10 +60,11 @@ class GetClusterResponse(_message.Message):
         nodes: _abc.Iterable[Global___NodeState] | None = ...,
         queued: _builtins.int = ...,
         in_flight: _builtins.int = ...,
+        sharing: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "nodes", b"nodes", "queued", b"queued", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight", b"in_flight", "nodes", b"nodes", "queued", b"queued", "router_id", b"router_id", "sharing", b"sharing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -168,6 +168,8 @@ def test_several_routers_on_one_port_and_nobody_else() -> None:
         assert len(registries) == 2
         routers = {baton("admin", "cluster", "--endpoint", r).stdout.split()[-1] for r in registries}
         assert len(routers) == 2
+        together = json.loads(baton("admin", "cluster", "--json").stdout)
+        assert {router["router_id"] for router in together["routers"]} == routers
         port = said["endpoint"].rpartition(":")[2]
         for count in (1, 2):
             message = refused("demo", *NO_NODES, f"--port={port}", f"--set=router.processes={count}")

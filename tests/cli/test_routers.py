@@ -1,0 +1,67 @@
+"""Several routers at one address, as one deployment to its operator."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from baton.cli.routers import merged
+from baton.proto.v1 import admin_pb2 as pb
+from baton.proto.v1 import registry_pb2
+from tests.cli.test_processes import baton, serving
+from tests.models import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def node(name: str, state: str, in_flight: int, running: int, report_age_s: float) -> pb.NodeState:
+    return pb.NodeState(
+        registration=registry_pb2.Registration(node_id=name),
+        load=registry_pb2.LoadReport(running=running),
+        state=state,
+        in_flight=in_flight,
+        report_age_s=report_age_s,
+    )
+
+
+def test_views_are_summed_and_nodes_are_as_last_heard_of() -> None:
+    one = pb.GetClusterResponse(queued=1, in_flight=4, sharing=2, nodes=[node("a", "up", 4, 9, 0.5)])
+    two = pb.GetClusterResponse(queued=2, in_flight=1, sharing=2)
+    two.nodes.extend([node("b", "up", 0, 0, 0.1), node("a", "draining", 1, 7, 0.1)])
+    whole = merged({"r1": one, "r2": two})
+    assert (whole.router_id, whole.queued, whole.in_flight) == ("r1, r2", 3, 5)
+    a, b = whole.nodes
+    assert (a.registration.node_id, a.state, a.in_flight, a.load.running) == ("a", "up/draining", 5, 7)
+    assert (b.registration.node_id, b.state) == ("b", "up")
+
+
+def states(registry: str) -> dict[str, str]:
+    """By node, as one router sees them."""
+    state = json.loads(baton("admin", "cluster", "--json", "--endpoint", registry).stdout)
+    return {node["registration"]["node_id"]: node["state"] for node in state["nodes"]}
+
+
+def until(registries: list[str], wanted: str) -> None:
+    end = time.monotonic() + 10
+    while (seen := [states(registry) for registry in registries]) != [{"both-0": wanted}] * len(registries):
+        assert time.monotonic() < end, seen
+
+
+def test_all_routers_are_asked_and_told(model: Path) -> None:
+    options = ("--both=1", "--set=engine.num_blocks=8", "--set=router.processes=2", "--log-level=warning")
+    with serving(str(model), *options) as (_, said):
+        registries = [process["registry"] for process in said["processes"] if process["registry"]]
+        assert len(registries) == 2
+        words = baton("admin", "cluster").stdout
+        assert words.count("in flight at router router-0-") == 1
+        assert words.count("in flight at router router-1-") == 1
+        for command, wanted in (((), "draining"), (("--resume",), "up")):
+            done = baton("admin", "drain", "both-0", *command)
+            assert (done.returncode, done.stderr) == (0, "")
+            until(registries, wanted)
