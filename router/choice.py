@@ -22,6 +22,7 @@ from baton.runtime.grpc_channel import PIECE_BYTES
 
 ID_BYTES = 5  # of a token id on the wire, at most
 UTF8_BYTES = 4  # of a character, at most
+SMALL = 512  # ids and characters together that need no look at their size
 
 
 class Words:
@@ -161,13 +162,23 @@ class Choice:
         if self.taken or not (self.backlog or self.ended):
             return None
         self._spell()
+        long = self._logprobs or self._prompt_logprobs or self._echo
+        if long or len(self._ids) + len(self._text) > SMALL:
+            message = self._take_piece(with_text=with_text)
+        else:  # nearly all
+            text = self._text if with_text else ""
+            message = pb.GenerateResponse(index=self.index, token_ids=self._ids, text=text)
+            self._ids, self._spelt, self._text = [], 0, ""
+        if self.ended and not self.backlog:
+            self._conclude(message)
+        return message
+
+    def _take_piece(self, *, with_text: bool) -> pb.GenerateResponse:
         message = pb.GenerateResponse(index=self.index)
         self._take_text(message, with_text=with_text)
         self._take_prompt_logprobs(message)
         if not self._prompt_logprobs:  # all of them come before the first token
             self._take_ids(message)
-        if self.ended and not self.backlog:
-            self._conclude(message)
         return message
 
     def _spell(self) -> None:
