@@ -9,7 +9,6 @@ back.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,7 +55,7 @@ class Links:
         if known is not None and known.out is not None:
             known.out.put_nowait(None)  # an older stream of the same process: it is over
         link = known or Link(name, incarnation)
-        link.out = asyncio.Queue(QUEUE_LIMIT)
+        link.out = asyncio.Queue()
         self._links[name] = link
         if link.pidfd is None and pid is not None:
             self._watch(link, pid)
@@ -74,18 +73,19 @@ class Links:
         link = self._links.get(name)
         if link is None or link.out is None:
             return
-        try:
+        if link.out.qsize() < QUEUE_LIMIT:
             link.out.put_nowait(message)
-        except asyncio.QueueFull:
+        else:
             log.error("a prefill node does not read its hand-off link: closing it", link=name)
-            link.out = None
+            self.drop(name)
 
     def drop(self, name: str) -> None:
-        """End the link's stream; its writer may come back with a new one."""
+        """End the link's stream, unsent messages and all; its writer may come back with a new one."""
         link = self._links.get(name)
         if link is not None and link.out is not None:
-            with contextlib.suppress(asyncio.QueueFull):
-                link.out.put_nowait(None)
+            while not link.out.empty():
+                link.out.get_nowait()
+            link.out.put_nowait(None)
 
     def close(self) -> None:
         for name in list(self._links):
@@ -96,8 +96,7 @@ class Links:
         if link is None:
             return
         if link.out is not None:
-            with contextlib.suppress(asyncio.QueueFull):
-                link.out.put_nowait(None)
+            link.out.put_nowait(None)
         if link.pidfd is not None:
             asyncio.get_running_loop().remove_reader(link.pidfd)
             os.close(link.pidfd)
@@ -106,8 +105,8 @@ class Links:
     def _watch(self, link: Link, pid: int) -> None:
         try:
             link.pidfd = os.pidfd_open(pid)
-        except OSError:
-            return  # gone already, or not ours to see: the lease and a Hello decide
+        except (OSError, OverflowError):
+            return  # gone already, no pid, or not ours to see: the lease and a Hello decide
         asyncio.get_running_loop().add_reader(link.pidfd, self._on_exit, link.name)
 
     def _on_exit(self, name: str) -> None:

@@ -24,7 +24,6 @@ from baton.runtime import checks, codec, codec_node
 log = structlog.get_logger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
-MAX_TRANSFER_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,8 @@ class DecodeService(DecodeNodeServicer):
             yield pb.HandoffResponse(hello=self._own_hello())
             while (message := await out.get()) is not None:
                 yield message
-            await reader  # the stream ended: a bad message is the stream's status
+            if reader.done():  # else we end it: a dropped link, or a newer stream took it over
+                reader.result()  # a bad message is the stream's status
         finally:
             reader.cancel()
             if self._links.closed(link, out):
