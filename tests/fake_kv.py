@@ -65,7 +65,7 @@ def run(memory: FakeMemory, rows: Iterable[Row]) -> dict[tuple[str, int], RowOut
     """What a model does with a batch, and what it would choose."""
     outputs = {}
     for row in rows:
-        assert list(row.token_ids) == list(row.history[row.start :])
+        assert list(row.token_ids) == list(row.history[row.start : row.context])
         memory.must_hold(row.block_table, row.history, row.start)
         for offset in range(row.length):
             position = row.start + offset
