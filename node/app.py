@@ -83,6 +83,7 @@ class NodeApp:
         await self._server.start()
         self._announcer = Announcer(start.registries, self.registration, options)
         shell.on_load, shell.on_kv = self._announcer.changed, self._on_kv
+        shell.bus_seq = lambda: self._bus.seq
         shell.on_transfer, shell.on_fault = self._announcer.transferred, self._on_fault
         metrics = self._serve_health()
         self._engine.start()
@@ -203,7 +204,7 @@ class NodeApp:
         server.add(
             "baton.v1.Node",
             node_pb2_grpc.add_NodeServicer_to_server,
-            NodeService(self._shell, self.registration, lambda: self._bus.seq, self._drain),
+            NodeService(self._shell, self.registration, self._drain),
         )
         server.add(
             "baton.v1.PrefillNode",

@@ -16,19 +16,17 @@ MAX_ABORTS = 65536
 
 
 class NodeService(NodeServicer):
-    """registration: makes the node's registration, with its current load. bus_seq: events published so far.
-    drain: called when the node is to start (True) or to stop draining."""
+    """registration: makes the node's registration, with its current load. drain: called when the node is to
+    start (True) or to stop draining."""
 
     def __init__(
         self,
         shell: Shell,
         registration: Callable[[], registry_pb2.Registration],
-        bus_seq: Callable[[], int],
         drain: Callable[[bool], Awaitable[None]],
     ) -> None:
         self._shell = shell
         self._registration = registration
-        self._bus_seq = bus_seq
         self._drain = drain
 
     async def Describe(
@@ -65,11 +63,11 @@ class NodeService(NodeServicer):
     async def KvSnapshot(
         self, request: pb.KvSnapshotRequest, context: grpc.aio.ServicerContext
     ) -> pb.KvSnapshotResponse:
-        keys = await self._shell.snapshot()
+        bus_seq, keys = await self._shell.snapshot()
         load = self._shell.load
         return pb.KvSnapshotResponse(
             incarnation=self._shell.incarnation,
-            bus_seq=self._bus_seq(),
+            bus_seq=bus_seq,
             block_size=load.block_size if load else 0,
             keys=keys,
         )

@@ -70,12 +70,13 @@ class Shell:
         self._observer = observer
         self._owners: dict[Key, Owner] = {}
         self._outboxes: dict[str, Outbox] = {}
-        self._snapshots: dict[int, asyncio.Future[tuple[bytes, ...]]] = {}
+        self._snapshots: dict[int, asyncio.Future[tuple[int, tuple[bytes, ...]]]] = {}
         self._tokens = itertools.count()
         self._turned = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.on_load: Callable[[LoadReport], None] = lambda load: None
         self.on_kv: Callable[[KvEvents], None] = lambda events: None
+        self.bus_seq: Callable[[], int] = lambda: 0
         self.on_fault: Callable[[BaseException], None] = lambda error: None
         self.on_transfer: Callable[[int, float], None] = lambda payload_bytes, seconds: None
 
@@ -138,8 +139,8 @@ class Shell:
         self.draining = draining
         self._engine.post(cmd.SetDraining(draining))
 
-    async def snapshot(self) -> tuple[bytes, ...]:
-        """Keys of all findable blocks, as of the KV events published so far."""
+    async def snapshot(self) -> tuple[int, tuple[bytes, ...]]:
+        """Keys of all findable blocks, and the number of the last KV event that is in them."""
         token = next(self._tokens)
         future = self._snapshots[token] = self._loop.create_future()
         self._engine.post(cmd.Snapshot(token))
@@ -265,8 +266,8 @@ class Shell:
                 self.on_kv(kv_events)
             case SnapshotOut(token, keys):
                 future = self._snapshots.get(token)
-                if future is not None and not future.done():
-                    future.set_result(keys)
+                if future is not None and not future.done():  # the number now: whoever waits runs later
+                    future.set_result((self.bus_seq(), keys))
             case BaseException():
                 self.on_fault(out)
 

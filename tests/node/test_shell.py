@@ -1,0 +1,56 @@
+"""The event-loop half of a node, told directly what the engine thread would emit."""
+
+import asyncio
+from typing import Any
+
+from baton.core.kvcache import KvEvents
+from baton.node import commands as cmd
+from baton.node.core import KvChange, SnapshotOut
+from baton.node.observe import NodeObserver
+from baton.node.service import NodeService
+from baton.node.shell import Shell
+from baton.proto.v1 import node_pb2 as pb
+from baton.runtime.metrics import NodeMetrics
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.posted: list[cmd.Command] = []
+
+    def post(self, command: cmd.Command) -> None:
+        self.posted.append(command)
+
+
+def shell_on(engine: Engine) -> Shell:
+    shell = Shell("node", "i1", 8, NodeObserver(NodeMetrics("model", "node")))
+    unused: Any = None
+    wired: Any = engine
+    shell.wire(wired, unused, unused)
+    return shell
+
+
+async def no_drain(draining: bool) -> None: ...
+
+
+async def test_a_snapshots_number_is_that_of_its_keys() -> None:
+    """Regression: events of the same turn, published before the caller ran, were counted as included."""
+    engine = Engine()
+    shell = shell_on(engine)
+    published: list[KvEvents] = []
+    shell.on_kv, shell.bus_seq = published.append, lambda: len(published)
+    service: Any = NodeService(shell, lambda: None, no_drain)  # type: ignore[arg-type,return-value]
+    asking = asyncio.create_task(service.KvSnapshot(pb.KvSnapshotRequest(), None))
+    await asyncio.sleep(0)
+    (asked,) = engine.posted
+    assert isinstance(asked, cmd.Snapshot)
+    shell.emit(
+        [
+            KvChange(KvEvents(stored=[b"a", b"b"])),
+            SnapshotOut(asked.token, (b"a", b"b")),
+            KvChange(KvEvents(removed=[b"a"])),
+        ]
+    )
+    answer = await asking
+    assert list(answer.keys) == [b"a", b"b"]
+    assert answer.bus_seq == 1
+    assert len(published) == 2
