@@ -110,8 +110,7 @@ class Shell:
         """Take a request, or raise why not."""
         if self.draining:
             raise Unavailable(f"node {self.node_id} is draining")
-        if router_id not in self._outboxes:
-            raise FailedPrecondition(f"router {router_id} has no Attach stream on node {self.node_id}")
+        self._must_be_attached(router_id)
         if len(self._owners) >= self._max_requests:
             raise ResourceExhausted(
                 f"node {self.node_id} holds {len(self._owners)} requests, its limit", retry_after_s=1.0
@@ -127,6 +126,11 @@ class Shell:
         if not in_place:
             self._exporter.start(request, router_id, target)
         self._engine.post(cmd.Add(request, deadline_s, in_place))
+
+    def _must_be_attached(self, router_id: str) -> None:
+        """Not FailedPrecondition: routers take that for two nodes that can never work together."""
+        if router_id not in self._outboxes:
+            raise Unavailable(f"router {router_id} has no Attach stream on node {self.node_id}")
 
     def abort(self, keys: Sequence[Key]) -> None:
         if keys:
@@ -204,8 +208,7 @@ class Shell:
         self._engine.post(cmd.WriterDead(link))
 
     def reserve(self, link: str, transfer_id: int, request: Request, router_id: str) -> None:
-        if router_id not in self._outboxes:
-            raise Unavailable(f"router {router_id} has no Attach stream on node {self.node_id}")
+        self._must_be_attached(router_id)
         self._engine.post(cmd.Reserve(link, transfer_id, request, router_id))
 
     def commit(self, link: str, transfer_id: int, tokens: int, output_ids: tuple[int, ...]) -> None:

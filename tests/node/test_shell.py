@@ -3,14 +3,21 @@
 import asyncio
 from typing import Any
 
+import pytest
+
+from baton.core.errors import FailedPrecondition, Unavailable
 from baton.core.kvcache import KvEvents
+from baton.core.request import Request, SamplingParams
 from baton.node import commands as cmd
 from baton.node.core import KvChange, SnapshotOut
 from baton.node.observe import NodeObserver
 from baton.node.service import NodeService
 from baton.node.shell import Shell
+from baton.prefill_node.link import Target
 from baton.proto.v1 import node_pb2 as pb
 from baton.runtime.metrics import NodeMetrics
+
+REQUEST = Request("r", (1, 2, 3), SamplingParams(), max_tokens=4)
 
 
 class Engine:
@@ -54,3 +61,16 @@ async def test_a_snapshots_number_is_that_of_its_keys() -> None:
     assert list(answer.keys) == [b"a", b"b"]
     assert answer.bus_seq == 1
     assert len(published) == 2
+
+
+async def test_a_request_without_a_stream_for_its_tokens_can_be_tried_elsewhere() -> None:
+    """Regression: it was FailedPrecondition, which routers take for a pair of nodes that never fits."""
+    shell, target = shell_on(Engine()), Target("node", "i1", "")
+    with pytest.raises(Unavailable):
+        shell.prefill("router", REQUEST, target)
+    with pytest.raises(Unavailable):
+        shell.reserve("prefill/p1", 7, REQUEST, "router")
+    shell.attach("router")
+    shell.prefill("router", REQUEST, target)
+    with pytest.raises(FailedPrecondition):
+        shell.prefill("router", REQUEST, target)
