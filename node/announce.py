@@ -132,7 +132,8 @@ class _Router:
         interval_s = max(MIN_INTERVAL_S, await lease_s / 3)
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await self._news.wait()
             if over.is_set():
                 return
             self._news.clear()

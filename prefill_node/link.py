@@ -124,7 +124,8 @@ class Link:
     async def _shake_hands(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> float:
         """Learn the peer's pool, open the way into it. Returns the lease in seconds."""
         try:
-            first = await asyncio.wait_for(_read(call), HELLO_TIMEOUT_S)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await _read(call)
         except TimeoutError:
             raise Unavailable(
                 f"decode node {self.target.name} did not answer in {HELLO_TIMEOUT_S} s"

@@ -28,7 +28,8 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
         self, request_iterator: Any, context: Any
     ) -> None:
         try:
-            first = await asyncio.wait_for(context.read(), FIRST_MESSAGE_S)
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                first = await context.read()
         except TimeoutError:
             raise DeadlineExceeded("no registration came") from None
         if first is grpc.aio.EOF or first.WhichOneof("message") != "registration":  # type: ignore[attr-defined]
@@ -65,7 +66,9 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
     async def _reports(self, member: Member, context: Any) -> None:
         while True:
             try:
-                message = await asyncio.wait_for(context.read(), self._patience_s)
+                # Not wait_for: it forgets a cancellation that comes together with the message.
+                async with asyncio.timeout(self._patience_s):
+                    message = await context.read()
             except TimeoutError:
                 member.link.lose(f"no load report for {self._patience_s:g} s")
                 return
