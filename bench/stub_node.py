@@ -277,7 +277,7 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
             async with channel(registry, self.config.transport.inner) as to_router:
                 try:
                     await self._announce_once(to_router)
-                except grpc.RpcError:
+                except (grpc.RpcError, asyncio.InvalidStateError):  # the latter: written to when it was over
                     pass
             await asyncio.sleep(0.05)
 

@@ -182,8 +182,16 @@ class Driver:
 
     def _deliver(self, effect: Deliver) -> None:
         outlet = self._outlets.get(effect.request_id)
-        if outlet is not None:
+        if outlet is None:
+            return
+        try:
             outlet.deliver(effect)
+        except Exception:  # its own text's fault: the effects of others must not be lost with it
+            log.exception("a client's stream could not take its tokens", request=effect.request_id)
+            now = self.now()
+            outcome = Outcome(arrived_s=now, ended_s=now)
+            self._reject(Reject(effect.request_id, InternalError("internal error"), outcome))
+            self.post(Cancelled(effect.request_id, FinishReason.CANCELLED))
 
     def _complete(self, effect: Complete) -> None:
         outlet = self._forget(effect.request_id)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import structlog
 
-from baton.core.errors import BatonError, DeadlineExceeded, Unavailable
+from baton.core.errors import BatonError, DeadlineExceeded, InternalError, Unavailable
 from baton.proto.v1 import node_pb2, node_pb2_grpc, prefill_node_pb2, prefill_node_pb2_grpc
 from baton.router.convert import node_events
 from baton.router.driver import Driver
@@ -129,6 +129,9 @@ class NodeLink:
             reason = f"its Attach stream broke: {from_rpc_error(error)}"
         except BatonError as error:
             reason = f"it sent an invalid event: {error}"
+        except Exception:  # ours; without its stream the node is of no use, and must not be given requests
+            log.exception("the events of a node broke their reader", node=node_id)
+            reason = "reading its events failed"
         finally:
             call.cancel()
         self.lose(reason)
@@ -173,6 +176,9 @@ class NodeLink:
             if isinstance(error, DeadlineExceeded | Unavailable):
                 self.cancel(*key)  # it may have taken the request all the same
             self._driver.post(NodeFailed(*key, self.facts.node_id, error))
+        except Exception:  # ours; nobody else would ever end the attempt
+            log.exception("a request could not be sent", node=self.facts.node_id, request=key[0])
+            self._driver.post(NodeFailed(*key, self.facts.node_id, InternalError("it could not be sent")))
         finally:
             self._dispatching.pop(key, None)
 
