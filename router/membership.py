@@ -27,12 +27,14 @@ REFUSED_S = 2.0  # a refused node that is still there tries again sooner
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One incarnation of a node. told: incompatible peers that its Announce stream has yet to tell it."""
+    """One incarnation of a node. told: incompatible peers that its Announce stream has yet to tell it.
+    announcing: how many such streams it has; expiry: when it counts as lost for having none."""
 
     facts: Registration
     link: NodeLink
     told: asyncio.Queue[Pair] = field(default_factory=asyncio.Queue)
     announcing: int = 0
+    expiry: asyncio.TimerHandle | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     lost_reason: str = ""
     watch: asyncio.Task[None] | None = None

@@ -38,13 +38,17 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
         welcome = pb.Welcome(router_id=self._membership.router_id, lease_s=self._lease_s)
         await context.write(pb.AnnounceResponse(welcome=welcome))
         member.announcing += 1
+        if member.expiry is not None:
+            member.expiry.cancel()
         try:
             await self._serve(member, context)
         finally:
             member.announcing -= 1
             if not member.lost.is_set() and not member.announcing:
                 # It may come back within its lease; its requests go on meanwhile over the Attach stream.
-                asyncio.get_running_loop().call_later(self._patience_s, self._expire, member)
+                why = "its announcement ended and did not come back"
+                loop = asyncio.get_running_loop()
+                member.expiry = loop.call_later(self._patience_s, member.link.lose, why)
 
     async def _serve(self, member: Member, context: Any) -> None:
         """Until the node hangs up. Unavailable: it counts as lost and should announce itself again."""
@@ -82,7 +86,3 @@ class RegistryService(registry_pb2_grpc.RegistryServicer):
             pair = await member.told.get()
             told = pb.Incompatible(node_id=pair.other_id, items=pair.items)
             await context.write(pb.AnnounceResponse(incompatible=told))
-
-    def _expire(self, member: Member) -> None:
-        if not member.announcing:
-            member.link.lose("its announcement ended and did not come back")

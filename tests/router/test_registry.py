@@ -1,14 +1,19 @@
 """Announce streams at moments that are hard to hit with real ones."""
 
 import asyncio
+import itertools
 from typing import Any
 
+import grpc
 import pytest
 
 from baton.core.errors import Unavailable
 from baton.proto.v1 import registry_pb2 as pb
+from baton.router.machine_config import RouterConfig
 from baton.router.membership import Member
 from baton.router.registry import RegistryService
+from baton.runtime.codec_node import registration_to_proto
+from tests.fakes import StubNode, eventually, router_with
 
 
 class Context:
@@ -46,3 +51,34 @@ async def test_a_lost_node_is_told_so_even_while_its_report_comes_in(turns: int)
             await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await asyncio.wait_for(serving, 2)
+
+
+async def test_patience_begins_anew_with_each_announcement_that_ends() -> None:
+    """Regression: the end of an earlier one cut it short, and with it every request on the node."""
+    node = StubNode()
+    settings = RouterConfig(lease_s=0.5)
+    async with router_with(node, machine=settings) as cluster:
+        await eventually(lambda: cluster.app.membership.members)
+        (member,) = cluster.app.membership.members.values()
+        patience_s = settings.lease_s * settings.lost_leases
+        registry: Any = RegistryService(cluster.app.membership, settings.lease_s, patience_s)
+        context = AnnounceContext(registration_to_proto(node.registration()))
+        member.announcing -= 1  # as if its own stream were not there
+        await registry.Announce(None, context)
+        await asyncio.sleep(patience_s * 0.6)
+        await registry.Announce(None, context)
+        await asyncio.sleep(patience_s * 0.6)
+        assert not member.lost.is_set()
+        await eventually(member.lost.is_set, patience_s)
+
+
+class AnnounceContext:
+    """A stream that registers, and ends."""
+
+    def __init__(self, registration: pb.Registration) -> None:
+        self._messages = itertools.cycle([pb.AnnounceRequest(registration=registration), grpc.aio.EOF])
+
+    async def read(self) -> Any:
+        return next(self._messages)
+
+    async def write(self, message: Any) -> None: ...
