@@ -39,6 +39,7 @@ class Outbox:
         self._events.extend(events)
         if len(self._events) > self._limit:
             self.close(f"router {self.router_id} has not read {len(self._events)} events: it is let go")
+            self._events.clear()
         self._ready.set()
 
     def close(self, reason: str) -> None:

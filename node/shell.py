@@ -283,5 +283,8 @@ class Shell:
 
     def _tell(self, router_id: str, events: Sequence[pb.NodeEvent | TokensOut]) -> None:
         outbox = self._outboxes.get(router_id)
-        if outbox is not None:
-            outbox.put(events)
+        if outbox is None:
+            return
+        outbox.put(events)
+        if outbox.closed:  # it does not read: its stream may hang for as long as it likes
+            self.detach(outbox)

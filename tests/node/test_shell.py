@@ -1,14 +1,17 @@
 """The event-loop half of a node, told directly what the engine thread would emit."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.core.errors import FailedPrecondition, Unavailable
 from baton.core.kvcache import KvEvents
+from baton.core.node_effects import TokensOut
 from baton.core.request import Request, SamplingParams
 from baton.node import commands as cmd
+from baton.node import shell as shell_module
 from baton.node.core import KvChange, SnapshotOut
 from baton.node.observe import NodeObserver
 from baton.node.service import NodeService
@@ -74,3 +77,25 @@ async def test_a_request_without_a_stream_for_its_tokens_can_be_tried_elsewhere(
     shell.prefill("router", REQUEST, target)
     with pytest.raises(FailedPrecondition):
         shell.prefill("router", REQUEST, target)
+
+
+async def test_a_router_that_does_not_read_is_let_go_with_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: its stream hung in a write, so its requests ran on to their ends for nobody."""
+    monkeypatch.setattr(shell_module, "OUTBOX_LIMIT", 2)
+    engine = Engine()
+    shell = shell_on(engine)
+    outbox = shell.attach("router")
+    messages = outbox.messages()
+    shell.prefill("router", REQUEST, Target("node", "i1", ""))
+    key = (REQUEST.id, REQUEST.attempt)
+    shell.emit([TokensOut(key, 0, (5,))])
+    await anext(messages)
+    shell.emit([TokensOut(key, index, (5,)) for index in range(1, 4)])
+    await asyncio.sleep(0)
+    assert cmd.AbortKeys((key,)) in engine.posted
+    with pytest.raises(Unavailable):
+        shell.prefill("router", replace(REQUEST, attempt=1), Target("node", "i1", ""))
+    with pytest.raises(Unavailable):
+        await anext(messages)
