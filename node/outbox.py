@@ -47,14 +47,14 @@ class Outbox:
         self._ready.set()
 
     async def messages(self) -> AsyncIterator[pb.AttachResponse]:
-        """Until closed; then raises Unavailable with the reason."""
+        """All that was put before the close; then raises Unavailable with its reason."""
         while True:
             await self._ready.wait()
             self._ready.clear()
-            if self._closed:
-                raise self._closed
             while self._events:
                 yield next_message(self._events)
+            if self._closed:
+                raise self._closed
 
 
 def next_message(events: deque[pb.NodeEvent | TokensOut]) -> pb.AttachResponse:

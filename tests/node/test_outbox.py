@@ -92,6 +92,17 @@ async def test_a_reader_that_stopped_is_let_go() -> None:
         await read(outbox, 1)
 
 
+async def test_what_was_put_before_a_close_is_still_sent() -> None:
+    """Regression: the last tokens of a node that had drained in time were lost when it stopped at once."""
+    outbox = Outbox("router", 10)
+    outbox.put(events(3))
+    outbox.close("the node is stopping")
+    messages = outbox.messages()
+    assert len((await anext(messages)).events) == 3
+    with pytest.raises(Unavailable, match="the node is stopping"):
+        await anext(messages)
+
+
 async def test_a_close_ends_a_waiting_reader_with_the_reason() -> None:
     outbox = Outbox("router", 10)
     reading = asyncio.create_task(read(outbox, 1))
