@@ -59,7 +59,7 @@ class State:
         self.queue.push(live)
         self.timers.set(("wait", live.id), now + self.config.no_node_wait_s)
 
-    # ---- which attempt is on which node: the only writers of the nodes' ledgers, with dispatch._send ----
+    # ---- which attempt is on which node: the only writers of the nodes' ledgers, with dispatch.send -----
 
     def leave_prefill(self, live: Live, attempt: Attempt) -> None:
         if attempt.on_prefill:
