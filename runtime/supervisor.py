@@ -99,7 +99,7 @@ class Supervisor:
             member.restarts += 1
             try:
                 await self._launch(member)
-            except BatonError as error:
+            except (BatonError, OSError) as error:  # the latter: no memory or descriptors for it just now
                 log.error("a process could not be started again", child=member.start.name, error=str(error))
             code = await member.child.wait()
 

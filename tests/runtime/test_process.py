@@ -15,6 +15,7 @@ import pytest
 
 from baton.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from baton.core.load import Role
+from baton.runtime import supervisor as supervisor_module
 from baton.runtime.child import NodeStart, Ready, RouterStart
 from baton.runtime.config import ClusterConfig, SuperviseConfig
 from baton.runtime.process import Child, Program, spawn
@@ -132,6 +133,26 @@ async def test_a_dead_child_is_started_again(supervisor: Supervisor, tmp_path: P
     assert member.restarts == 1
     assert member.child is not None
     assert alive(member.child.pid)
+
+
+async def test_a_start_that_the_kernel_refuses_is_tried_again(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the member's watch died of it, so nobody started the process again or gave it up."""
+    member = await supervisor.start(program("serves"), start_message())
+
+    async def refused(*_: object) -> Child:
+        monkeypatch.setattr(supervisor_module, "spawn", spawn)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(supervisor_module, "spawn", refused)
+    first = member.child
+    assert first is not None
+    first.kill()
+    async with asyncio.timeout(20):
+        while member.child is first:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.02)
+    assert member.restarts == 2
 
 
 async def test_a_child_that_keeps_dying_is_given_up(supervisor: Supervisor) -> None:
