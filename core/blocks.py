@@ -117,10 +117,6 @@ class BlockPool:
         del self._idle[block]
         self._free.append(block)
 
-    def touch(self, block: int) -> None:
-        """Mark an idle block as most recently used."""
-        self._idle.move_to_end(block)
-
     def refs(self, block: int) -> int:
         return self._refs.get(block, 0)
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from baton.core.errors import InvalidArgument
 
 MAX_U32 = 2**32 - 1
-MAX_U64 = 2**64 - 1
 MAX_NAME = 256
 
 

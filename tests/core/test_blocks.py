@@ -61,15 +61,6 @@ def test_a_chain_is_evicted_from_its_tail() -> None:
     assert order == chain[::-1]
 
 
-def test_touch_makes_a_block_the_youngest() -> None:
-    pool = BlockPool(4)
-    one, two = pool.allocate(2)
-    pool.release([one], cached={one})
-    pool.release([two], cached={two})
-    pool.touch(one)
-    assert pool.oldest_idle() == two
-
-
 @pytest.mark.parametrize("action", ["retain", "release", "absolve", "evict"])
 def test_a_free_block_cannot_be_used(action: str) -> None:
     pool = BlockPool(3)
