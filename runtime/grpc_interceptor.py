@@ -121,6 +121,10 @@ class _Guard:
             await grpc_errors.abort(self._context, error)
         elif isinstance(error, asyncio.CancelledError):
             await self._cancelled()
+        elif isinstance(error, grpc.aio.BaseError):
+            # The stream broke under the handler, or the server stops: there is nobody left to tell.
+            self._code = "UNAVAILABLE"
+            raise asyncio.CancelledError from error
         elif isinstance(error, Exception):
             self._code = "INTERNAL"
             log.exception("rpc failed", method=self._method, exc_info=error)
