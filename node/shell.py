@@ -232,7 +232,11 @@ class Shell:
     def _on_outs(self, outs: Sequence[Out]) -> None:
         events: defaultdict[str, list[pb.NodeEvent | TokensOut]] = defaultdict(list)
         for out in outs:
-            self._on_out(out, events)
+            try:
+                self._on_out(out, events)
+            except Exception as error:  # an effect that is lost leaves a request, or its blocks, for ever
+                log.exception("an effect of the engine failed", effect=type(out).__name__)
+                self.on_fault(error)
         for router_id, batch in events.items():
             self._tell(router_id, batch)
         self._turned.set()

@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.errors import FailedPrecondition, Unavailable
 from baton.core.kvcache import KvEvents
-from baton.core.node_effects import TokensOut
+from baton.core.node_effects import KvReady, TokensOut
 from baton.core.request import Request, SamplingParams
 from baton.node import commands as cmd
 from baton.node import shell as shell_module
@@ -99,3 +99,15 @@ async def test_a_router_that_does_not_read_is_let_go_with_its_requests(
         shell.prefill("router", replace(REQUEST, attempt=1), Target("node", "i1", ""))
     with pytest.raises(Unavailable):
         await anext(messages)
+
+
+async def test_an_effect_that_fails_is_a_fault_of_the_node_and_the_others_are_carried_out() -> None:
+    """Regression: the rest of the turn's effects were dropped, and the node went on without them."""
+    shell = shell_on(Engine())  # without an exporter
+    faults: list[BaseException] = []
+    published: list[KvEvents] = []
+    shell.on_fault, shell.on_kv = faults.append, published.append
+    shell.emit([KvReady(("r", 0), 4, (1,)), KvChange(KvEvents(stored=[b"a"]))])
+    await asyncio.sleep(0)
+    assert [type(fault) for fault in faults] == [AttributeError]
+    assert published == [KvEvents(stored=[b"a"])]
