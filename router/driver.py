@@ -118,9 +118,8 @@ class Driver:
 
     def abandon_all(self, error: BatonError) -> None:
         """End every open request with `error`: this process stops."""
-        for request_id, outlet in list(self._outlets.items()):
-            outlet.reject(Reject(request_id, error, Outcome(arrived_s=self.now(), ended_s=self.now())))
-            self.cancel(request_id)
+        for request_id in list(self._outlets):
+            self._break_off(request_id, error)
 
     def post(self, event: Event) -> None:
         self._events.append(event)
@@ -188,10 +187,13 @@ class Driver:
             outlet.deliver(effect)
         except Exception:  # its own text's fault: the effects of others must not be lost with it
             log.exception("a client's stream could not take its tokens", request=effect.request_id)
-            now = self.now()
-            outcome = Outcome(arrived_s=now, ended_s=now)
-            self._reject(Reject(effect.request_id, InternalError("internal error"), outcome))
-            self.post(Cancelled(effect.request_id, FinishReason.CANCELLED))
+            self._break_off(effect.request_id, InternalError("internal error"))
+
+    def _break_off(self, request_id: str, error: BatonError) -> None:
+        """Tell the client now, and the machine: what that says of it then reaches nobody."""
+        now = self.now()
+        self._reject(Reject(request_id, error, Outcome(arrived_s=now, ended_s=now)))
+        self.post(Cancelled(request_id))
 
     def _complete(self, effect: Complete) -> None:
         outlet = self._forget(effect.request_id)
