@@ -29,6 +29,9 @@ from baton.runtime.grpc_channel import TransportOptions
 
 log = structlog.get_logger(__name__)
 
+HELLO_TRIES = 6
+HELLO_PAUSE_S = 0.5  # doubled each time
+
 
 class ExportPort(Protocol):
     """What an exporter tells the rest of its node."""
@@ -58,6 +61,8 @@ class LinkState:
     task: asyncio.Task[None]
     up: bool = False
     pending: dict[Key, Pending] | None = None
+    owed: bool = False  # its peer may keep blocks out of use until this node says Hello again
+    tries: int = 0  # Hellos that failed since
 
 
 class Exporter:
@@ -80,6 +85,7 @@ class Exporter:
         self._where: dict[Key, str] = {}  # every request started and not yet released -> its link's name
         self._prefill_s: dict[Key, float] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._hellos: dict[str, asyncio.TimerHandle] = {}  # links to be made for their Hello's sake
         self._polled = asyncio.Event()
         loop = asyncio.get_running_loop()
         for transport in transports.values():
@@ -124,8 +130,9 @@ class Exporter:
         for state in self._links.values():
             state.task.cancel()
         await asyncio.gather(*(state.task for state in self._links.values()), return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, *self._hellos.values()):
+            if timer is not None:
+                timer.cancel()
 
     # ---- links -------------------------------------------------------------------------------------------
 
@@ -150,7 +157,7 @@ class Exporter:
 
     def _on_up(self, name: str) -> None:
         state = self._links[name]
-        state.up = True
+        state.up, state.owed, state.tries = True, False, 0
         pending, state.pending = state.pending or {}, None
         for one in pending.values():
             self._begin(state, one)
@@ -159,7 +166,7 @@ class Exporter:
         """Whatever was on the link has failed; until its writes are over, new requests wait for a new one."""
         log.info("hand-off link down", decode=name, reason=str(error))
         state = self._links[name]
-        state.up = False
+        state.up, state.owed = False, state.owed or state.up
         pending, state.pending = state.pending or {}, {}
         for key in pending:
             self._port.fail(key, error)
@@ -167,11 +174,22 @@ class Exporter:
         self._run(self._source.link_lost(_now(), name))
 
     def _gone(self, name: str) -> None:
-        """The old link's writes are over: those who waited get a new one."""
+        """The old link's writes are over: those who waited get a new one, and so does a peer that lives:
+        only another Hello tells it so."""
         state = self._links.pop(name)
-        waiting = state.pending or {}
-        if waiting:
-            self._open(state.link.target).pending = waiting
+        if state.pending:
+            self._reopen(state)
+        elif state.owed and state.tries < HELLO_TRIES:
+            pause_s = HELLO_PAUSE_S * 2.0**state.tries
+            self._hellos[name] = asyncio.get_running_loop().call_later(pause_s, self._reopen, state)
+
+    def _reopen(self, old: LinkState) -> None:
+        if (timer := self._hellos.pop(old.link.target.name, None)) is not None:
+            timer.cancel()
+        new = self._links.get(old.link.target.name) or self._open(old.link.target)
+        if not new.up:
+            new.pending = {**(new.pending or {}), **(old.pending or {})}
+            new.owed, new.tries = old.owed, old.tries + 1
 
     def _begin(self, state: LinkState, one: Pending) -> None:
         layout = state.link.peer_layout

@@ -90,7 +90,8 @@ class Streaming:
         """Twice, which changes nothing; the client is told."""
         self.stream.cancel()
         self.stream.cancel()
-        assert isinstance(await self.end(), Cancelled)
+        ended = await self.end()
+        assert isinstance(ended, Cancelled), ended
 
     async def _read(self) -> Completion:
         try:
