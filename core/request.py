@@ -183,8 +183,9 @@ def _check_number(name: str, value: float, low: float, high: float, *, open_low:
     if not -sys.float_info.max <= value <= sys.float_info.max:  # false for NaN; an int may be larger, too
         raise InvalidArgument("must be a finite number", field=name)
     if value < low or value > high or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise InvalidArgument(f"must be in {bracket}{low}, {high}], got {value}", field=name)
+        least = f"greater than {low:g}" if open_low else f"at least {low:g}"
+        most = "" if high == float("inf") else f" and at most {high:g}"
+        raise InvalidArgument(f"must be {least}{most}, got {value}", field=name)
 
 
 def _check_int(name: str, value: int, low: int, high: int) -> None:
