@@ -186,7 +186,8 @@ def sweep(directory: Path = DIRECTORY) -> list[str]:
         finally:
             os.close(fd)
     if swept:
-        log.warning("removed %d shared memory segments of dead processes: %s", len(swept), ", ".join(swept))
+        count = f"{len(swept)} shared memory segment{'s'[: len(swept) != 1]}"
+        log.info("removed %s of dead processes: %s", count, ", ".join(swept))
     return swept
 
 
