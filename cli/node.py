@@ -25,7 +25,7 @@ async def _serve(start: NodeStart) -> int:
         try:
             ready = await app.start()
         except (BatonError, OSError) as error:
-            log.error("the node cannot start", reason=str(error))
+            log.debug("the node cannot start", reason=str(error))
             report_failed(error)
             return 1
         report_ready(ready)

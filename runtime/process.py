@@ -113,7 +113,7 @@ async def spawn(program: Program, start: NodeStart | RouterStart) -> Child:
             stdout=2,  # standard output is the launcher's own: an answer, or JSON for a program
             pass_fds=(config_fd, write_fd),
             start_new_session=True,
-            env={"GRPC_VERBOSITY": "ERROR"}
+            env={"GRPC_VERBOSITY": "NONE"}  # a port in use, a peer gone: our own errors say it
             | os.environ
             | {
                 "PYTHONSAFEPATH": "1",  # the working directory must not shadow packages

@@ -70,4 +70,5 @@ def _parse(line: bytes, name: str) -> Ready:
         failed = NotReady.model_validate_json(line)
     except ValidationError:
         raise Unavailable(f"{name} reported something unreadable: {line[:200]!r}") from None
-    raise FailedPrecondition(f"{name}: {failed.error}", field=failed.field)
+    # Where a setting is to blame, it does not matter which process came upon it first.
+    raise FailedPrecondition(failed.error if failed.field else f"{name}: {failed.error}", field=failed.field)

@@ -26,7 +26,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.origin}: {self.key}: {self.message}" if self.key else f"{self.origin}: {self.message}"
+        said = not self.key or self.origin.source == f"flag {self.key}"  # the place names the key already
+        return f"{self.origin}: {self.message}" if said else f"{self.origin}: {self.key}: {self.message}"
 
 
 class ConfigError(InvalidArgument):

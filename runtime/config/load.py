@@ -198,6 +198,14 @@ _WANTED = {
     "string_type": "must be text",
     "tuple_type": "must be a list",
     "model_type": "must be a section of `key: value` pairs",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must not be empty",
 }
 
 
@@ -205,7 +213,8 @@ def _message(item: dict[str, Any]) -> str:
     written = item["input"]
     if (wanted := _WANTED.get(item["type"])) is None:
         return str(item["msg"]).removeprefix("Value error, ")
-    advice = hint(written)
+    wanted = wanted.format(**item.get("ctx", {}))
+    advice = hint(written) if item["type"].endswith("_type") else ""
     if item["type"] == "string_type" and isinstance(written, int | float | bool):
         advice = "put it in quotes"
     shown = json.dumps(written) if not isinstance(written, dict | list) else "a section or list"

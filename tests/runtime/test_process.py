@@ -76,7 +76,7 @@ async def test_a_child_gets_its_message_and_says_where_it_is() -> None:
 
 async def test_a_failure_is_told_with_the_setting_to_blame() -> None:
     child = await started("fails")
-    with pytest.raises(FailedPrecondition, match="decode-0: no such model") as caught:
+    with pytest.raises(FailedPrecondition, match=r"^model: no such model") as caught:
         await child.ready(20)
     assert caught.value.field == "model"
     assert child.exit_code is not None
