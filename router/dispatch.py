@@ -13,7 +13,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.router.events import Dispatch, Effect, Record
-from baton.router.fate import reject
+from baton.router.fate import missing_role, reject
 from baton.router.ledger import Work
 from baton.router.live import Attempt, Live
 from baton.router.policy import Blocked, Choice, Why, eligible, why_none
@@ -160,13 +160,13 @@ def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]
 
 def give_up_waiting(state: State, live: Live, now: float, out: list[Effect]) -> None:
     """It has waited a while: if no node could take it even with room, say so now."""
-    ask = state.ask(live, now)
-    prefills, decodes, _ = eligible(ask, state.registry)
-    if prefills and decodes:
+    role = missing_role(state, live, now)
+    if not role:
         state.timers.set(("wait", live.id), now + state.config.no_node_wait_s)
         return
-    error = never(why_none(ask, state.registry))
+    error = never(why_none(state.ask(live, now), state.registry))
     if error is None:
-        missing = "prefill" if not prefills else "decode"
-        error = Unavailable(f"no {missing} node can take it", retry_after_s=state.config.no_node_wait_s)
+        waited_s = now - live.facts.arrived_s
+        why = f"no {role} node can take it, and none came within {waited_s:.2g} s"
+        error = Unavailable(why, retry_after_s=state.config.no_node_wait_s)
     reject(state, live, error, now, out)

@@ -94,6 +94,21 @@ def final_error(state: State, live: Live, error: BatonError, now: float) -> Bato
     return None
 
 
+def deadline_passed(state: State, live: Live, now: float) -> BatonError:
+    """Says what a request that had not been sent to any node was waiting for."""
+    if live.attempt is not None:
+        return DeadlineExceeded("the deadline passed")
+    role = missing_role(state, live, now)
+    why = f"no {role} node can take it" if role else "the nodes that can take it are full"
+    return DeadlineExceeded(f"the deadline passed while waiting: {why}")
+
+
+def missing_role(state: State, live: Live, now: float) -> str:
+    """Which kind of node does not serve it, however much room there were; "" if both do."""
+    prefills, decodes, _ = eligible(state.ask(live, now), state.registry)
+    return "" if prefills and decodes else "decode" if prefills else "prefill"
+
+
 def wait_again(state: State, live: Live, now: float) -> None:
     """Back to the queue: at once if there is a pair that has not failed it, else after a pause."""
     again = live.retries + live.refusals

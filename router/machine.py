@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from baton.core.errors import Code, DeadlineExceeded, IllegalTransition, Unavailable
+from baton.core.errors import Code, IllegalTransition, Unavailable
 from baton.core.load import LoadReport
 from baton.core.request import FinishReason
 from baton.router import cluster, dispatch, fate
@@ -283,7 +283,7 @@ class RouterMachine:
         state = self._state
         if kind == "deadline":
             fate.cancel_attempt(state, live, out)
-            fate.reject(state, live, DeadlineExceeded("the deadline passed"), now, out)
+            fate.reject(state, live, fate.deadline_passed(state, live, now), now, out)
         elif kind == "wait":
             dispatch.give_up_waiting(state, live, now, out)
         else:

@@ -14,6 +14,9 @@ from baton.router.timers import Timers
 
 OUTPUT_SMOOTHING = 0.05
 PRIOR_OUTPUT_TOKENS = 64.0
+DEADLINE_SHARE = 0.9
+"""So much of a deadline is waited for a node to come; the rest is for the answer that none came."""
+
 REQUEST_TIMERS = ("deadline", "wait", "again")  # all others are nodes': "lease", "role", "forget"
 
 
@@ -57,7 +60,10 @@ class State:
 
     def enqueue(self, live: Live, now: float) -> None:
         self.queue.push(live)
-        self.timers.set(("wait", live.id), now + self.config.no_node_wait_s)
+        wait_s = self.config.no_node_wait_s
+        if live.deadline_s is not None:  # a client whose deadline comes first must hear why in time
+            wait_s = min(wait_s, DEADLINE_SHARE * (live.deadline_s - now))
+        self.timers.set(("wait", live.id), now + wait_s)
 
     # ---- which attempt is on which node: the only writers of the nodes' ledgers, with dispatch.send -----
 

@@ -84,6 +84,27 @@ def test_timers_of_one_request_that_fall_due_together_end_it_once() -> None:
     assert len(of(Reject, bench.step(Tick(), after_s=5.0))) == 2
 
 
+def test_a_deadline_that_comes_before_a_node_does_says_which_was_missing() -> None:
+    bench = Bench(RouterConfig(no_node_wait_s=10.0))
+    bench.join(node("p", Role.PREFILL))
+    bench.arrive("r", deadline_s=bench.now + 1.0)
+    assert not bench.run_until(bench.now + 0.8)
+    [reject] = of(Reject, bench.run_until(bench.now + 0.15))
+    assert reject.error.code is Code.UNAVAILABLE
+    assert str(reject.error).startswith("no decode node can take it, and none came within 0.9")
+    assert reject.error.retry_after_s is not None
+
+
+def test_a_deadline_that_ends_the_wait_for_room_says_so() -> None:
+    bench = one_slot(max_queued=10, max_queue_wait_s=1e9)
+    for i in range(4):
+        bench.arrive(f"r{i}", deadline_s=None if i < 3 else bench.now + 1.0)
+    ended = [reject.error for reject in of(Reject, bench.run_until(bench.now + 1.5))]
+    assert [str(error) for error in ended] == [
+        "the deadline passed while waiting: the nodes that can take it are full"
+    ]
+
+
 def test_retry_after_follows_the_rate_at_which_the_queue_drains() -> None:
     def retry_after(pace_s: float) -> float:
         bench = one_slot(max_queued=10, max_queue_wait_s=1e9)
