@@ -6,6 +6,7 @@ RetryInfo. Peers that send no details are understood by their code alone.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 import grpc
@@ -14,11 +15,27 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from baton.core.errors import BatonError, Code, InvalidArgument, error_for
+from baton.core.errors import (
+    BatonError,
+    Cancelled,
+    Code,
+    DeadlineExceeded,
+    InvalidArgument,
+    Unavailable,
+    error_for,
+)
 
 _GRPC_CODES: dict[str, grpc.StatusCode] = {code.name: code for code in grpc.StatusCode}
 # Codes that Baton never raises by itself, read as what they mean to a caller.
 _FOREIGN = {"UNKNOWN": Code.INTERNAL, "DATA_LOSS": Code.INTERNAL, "ABORTED": Code.UNAVAILABLE}
+
+# What gRPC says by itself, without any peer, when a connection breaks (its texts differ between versions).
+_BROKEN = re.compile(
+    r"stream removed|socket closed|connection reset|broken pipe|goaway|transport closed|ping timeout|"
+    r"keepalive|end of tcp stream|recvmsg|sendmsg",
+    re.IGNORECASE,
+)
+_UNREACHABLE = re.compile(r"failed to connect|connection refused|dns resolution", re.IGNORECASE)
 
 
 def grpc_code(code: Code) -> grpc.StatusCode:
@@ -44,6 +61,23 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: BatonE
     status = rpc_status.to_status(to_status(error))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort returned")
+
+
+def told_to_client(error: grpc.RpcError, address: str) -> BatonError:
+    """As `from_rpc_error`, and what gRPC says by itself in the words that Baton has for it."""
+    code, message = error.code(), error.details() or ""
+    if _details(error):  # only Baton sends them
+        return from_rpc_error(error)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in message.lower():
+        return DeadlineExceeded("the deadline passed")
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN):
+        if _UNREACHABLE.search(message):
+            return Unavailable(f"nothing answers at {address}")
+        if _BROKEN.search(message):
+            return Unavailable(f"the connection to {address} broke")
+    if code is grpc.StatusCode.CANCELLED and "ancelled by application" in message:
+        return Cancelled("cancelled by the client")
+    return from_rpc_error(error)
 
 
 def from_rpc_error(error: grpc.RpcError) -> BatonError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import difflib
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
@@ -14,7 +16,7 @@ from baton.core.request import FinishReason
 from baton.proto.v1 import common_pb2, inference_pb2
 from baton.runtime import codec
 from baton.runtime.client.types import Choice, Completion, Delta, Model, Options, Prompt, Timings, Usage
-from baton.runtime.grpc_errors import from_rpc_error
+from baton.runtime.grpc_errors import told_to_client
 
 _SAMPLING = (
     "temperature",
@@ -30,29 +32,33 @@ _SAMPLING = (
     "logprobs",
     "prompt_logprobs",
 )
+_SAMPLING_LISTS = ("logit_bias", "stop_token_ids", "bad_token_ids")
 _PLAIN = ("include_stop", "tokens_only", "echo", "priority", "salt", "request_id")
 _OPTIONAL = ("max_tokens", "n", "skip_special_tokens")
+_UNFIT = (TypeError, ValueError, KeyError, OverflowError, struct.error)
 
 
 def request(prompt: Prompt, options: Options, model: str) -> inference_pb2.GenerateRequest:
     """InvalidArgument: a value that does not even fit the wire."""
     values = {name: getattr(options, name) for name in _PLAIN}
     values |= {n: value for n in _OPTIONAL if (value := getattr(options, n)) is not None}
-    return checked(
-        lambda: inference_pb2.GenerateRequest(
-            model=model,
-            sampling=common_pb2.SamplingParams(
-                logit_bias=options.logit_bias,
-                stop_token_ids=options.stop_token_ids,
-                bad_token_ids=options.bad_token_ids,
-                **{n: value for n in _SAMPLING if (value := getattr(options, n)) is not None},
-            ),
-            stop=options.stop,
-            slo=common_pb2.Slo(ttft_s=options.ttft_slo_s, tpot_s=options.tpot_slo_s),
-            **values,
-            **prompt_field(prompt, options.continue_final_message),
-        )
-    )
+    sampling = {n: value for n in _SAMPLING if (value := getattr(options, n)) is not None}
+    sampling |= {n: getattr(options, n) for n in _SAMPLING_LISTS}
+    values |= checked(lambda: prompt_field(prompt, options.continue_final_message))
+    values |= {"model": model, "stop": options.stop}
+    values["sampling"] = built(common_pb2.SamplingParams, sampling)
+    values["slo"] = built(common_pb2.Slo, {"ttft_s": options.ttft_slo_s, "tpot_s": options.tpot_slo_s})
+    return built(inference_pb2.GenerateRequest, values)
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """TypeError for a name that is no option: a slip in the caller's code, not in its data."""
+    names = [each.name for each in fields(Options)]
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            raise TypeError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    return Options(**given)
 
 
 def prompt_field(prompt: Prompt, continue_final_message: bool = False) -> dict[str, Any]:
@@ -71,8 +77,31 @@ def checked(build: Callable[[], Any]) -> Any:
     """What `build` makes; a value of the wrong type or beyond 64 bits becomes InvalidArgument."""
     try:
         return build()
-    except (TypeError, ValueError, KeyError) as error:
+    except _UNFIT as error:
         raise InvalidArgument(f"cannot be sent: {error}") from None
+
+
+def built(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A message of these fields; InvalidArgument names the first that does not fit."""
+    try:
+        return kind(**values)
+    except _UNFIT:
+        for name, value in values.items():
+            try:
+                kind(**{name: value})
+            except _UNFIT as error:
+                raise InvalidArgument(_unfit(value, error), field=name) from None
+        raise
+
+
+def _unfit(value: Any, error: Exception) -> str:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    if isinstance(error, UnicodeError):
+        return f"is not text that UTF-8 can hold: {shown}"
+    if type(value) is int:
+        return f"is out of range: {shown}"
+    return f"cannot be sent: {shown} ({error})"
 
 
 def delta(message: inference_pb2.GenerateResponse) -> Delta:
@@ -140,8 +169,8 @@ def collect(items: Iterable[Delta]) -> Completion:
     return collector.completion()
 
 
-def error_of(error: grpc.RpcError) -> BatonError:
-    return from_rpc_error(error)
+def error_of(error: grpc.RpcError, address: str) -> BatonError:
+    return told_to_client(error, address)
 
 
 def _choice(index: int, parts: _Parts) -> Choice:

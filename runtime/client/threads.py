@@ -12,22 +12,23 @@ from baton.proto.v1 import inference_pb2 as pb
 from baton.proto.v1 import inference_pb2_grpc
 from baton.runtime.client import convert
 from baton.runtime.client.fork import check_owner, mark_used
-from baton.runtime.client.types import Completion, Delta, Model, Options, Prompt
+from baton.runtime.client.types import Completion, Delta, Model, Prompt
 from baton.runtime.grpc_channel import DEFAULT, TransportOptions, sync_channel
 
 
 class Stream:
     """An answer as it is made: iterate over its Deltas. `cancel` may be called from any thread."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, address: str) -> None:
         self._call = call
+        self._address = address
 
     def __iter__(self) -> Iterator[Delta]:
         try:
             for message in self._call:
                 yield convert.delta(message)
         except grpc.RpcError as error:
-            raise convert.error_of(error) from None
+            raise convert.error_of(error, self._address) from None
         finally:
             self._call.cancel()
 
@@ -47,21 +48,31 @@ class Stream:
 class Client:
     """Talks to a router at `host:port`. All methods raise BatonError subclasses (`baton.core.errors`).
 
-    timeout_s is the deadline of the whole call, passed on to all nodes; None: none. Options: `Options`.
+    timeout_s is the deadline of the whole call, passed on to all nodes; None: none.
     """
 
     def __init__(self, address: str, *, model: str = "", transport: TransportOptions = DEFAULT) -> None:
         self._pid = mark_used()
+        self._address = address
         self._model = model
         self._channel = sync_channel(address, transport)
         self._stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
 
     def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any) -> Stream:
+        """The answer as it is made.
+
+        Options, all by name (see `baton.runtime.client.types.Options`): max_tokens, n, stop, seed,
+        temperature (default 1; 0: always the likeliest token), top_k, top_p, min_p, repetition_penalty,
+        presence_penalty, frequency_penalty, logit_bias, min_tokens, stop_token_ids, bad_token_ids, ignore_eos, logprobs,
+        prompt_logprobs, include_stop, skip_special_tokens, tokens_only, echo, continue_final_message,
+        ttft_slo_s, tpot_slo_s, priority, salt, request_id. TypeError for any other.
+        """
         check_owner(self._pid)
-        request = convert.request(prompt, convert.checked(lambda: Options(**options)), self._model)
-        return Stream(self._stub.Generate(request, timeout=timeout_s))
+        request = convert.request(prompt, convert.options_of(options), self._model)
+        return Stream(self._stub.Generate(request, timeout=timeout_s), self._address)
 
     def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any) -> Completion:
+        """The whole answer. Options: as for `stream`."""
         return convert.collect(self.stream(prompt, timeout_s=timeout_s, **options))
 
     def tokenize(self, prompt: Prompt, *, timeout_s: float | None = None) -> tuple[int, ...]:
@@ -100,4 +111,4 @@ class Client:
         try:
             return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise convert.error_of(error) from None
+            raise convert.error_of(error, self._address) from None

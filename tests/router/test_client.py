@@ -43,11 +43,15 @@ async def test_errors_are_the_servers_own() -> None:
         with pytest.raises(InvalidArgument) as caught:
             await client.generate("x", top_p=2.0)
         assert caught.value.field == "top_p"
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match="seed: is out of range: 18446744073709551616"):
             await client.generate("x", seed=2**64)
+        with pytest.raises(InvalidArgument, match="max_tokens: is out of range"):
+            await client.generate("x", max_tokens=10**20)
+        with pytest.raises(InvalidArgument, match="text: is not text that UTF-8 can hold"):
+            await client.generate("x\udcff")
         with pytest.raises(InvalidArgument):
             await client.generate([2**63])
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(TypeError, match="unknown option 'tempreature'; did you mean 'temperature'"):
             await client.generate("x", tempreature=1.0)
         async with baton.AsyncClient(cluster.app.address, model="other") as other:
             with pytest.raises(NotFound):
@@ -56,8 +60,30 @@ async def test_errors_are_the_servers_own() -> None:
             await client.generate("x", timeout_s=0.0)
         address = cluster.app.address
     async with baton.AsyncClient(address) as client:
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match=f"^nothing answers at {address}$"):
             await client.generate("x")
+
+
+async def test_a_deadline_or_a_broken_connection_in_our_words() -> None:
+    async with router_with(StubNode()) as cluster:
+        async with baton.AsyncClient(cluster.app.address) as client:
+            with pytest.raises(DeadlineExceeded, match=r"^the deadline passed"):
+                await client.generate("x", max_tokens=4000, timeout_s=0.3)
+        await cluster.all_idle(1.0)
+
+
+async def test_a_router_that_vanishes_in_the_middle_broke_the_connection() -> None:
+    async def vanish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """An HTTP/2 server that settles on the settings and leaves when the call has come."""
+        writer.write(b"\0\0\0\4\0\0\0\0\0")
+        await reader.readuntil(b"baton.v1.Inference")
+        writer.close()
+
+    async with await asyncio.start_server(vanish, "127.0.0.1", 0) as server:
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        async with baton.AsyncClient(address) as client:
+            with pytest.raises(Unavailable, match=f"^the connection to {address} broke$"):
+                await client.generate("x")
 
 
 async def test_leaving_a_stream_frees_the_nodes() -> None:
