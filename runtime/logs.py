@@ -20,7 +20,9 @@ def configure_logs(config: LoggingConfig, process: str) -> None:
         structlog.contextvars.merge_contextvars,
         _ProcessName(process),
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        if _on_a_terminal(config)
+        else structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
     render = _renderers(config)
@@ -40,6 +42,20 @@ def configure_logs(config: LoggingConfig, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO))
+
+
+def _on_a_terminal(config: LoggingConfig) -> bool:
+    return config.format == "console" and sys.stderr.isatty()
+
+
+class _ClearLine:
+    """A launcher's spinner may be on the line: it draws itself again below."""
+
+    def __init__(self, render: structlog.dev.ConsoleRenderer) -> None:
+        self._render = render
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
+        return f"\r\x1b[2K{self._render(logger, method, event)}"
 
 
 class _ProcessName:
@@ -62,6 +78,9 @@ def _renderers(config: LoggingConfig) -> list[Processor]:
             structlog.processors.JSONRenderer(default=str),
         ]
     plain = structlog.dev.plain_traceback
+    if _on_a_terminal(config):
+        console = structlog.dev.ConsoleRenderer(pad_event_to=0, pad_level=False, exception_formatter=plain)
+        return [_ClearLine(console)]
     return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 

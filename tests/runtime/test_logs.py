@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
 
@@ -60,3 +63,18 @@ def test_console_lines_and_levels() -> None:
     assert "request_id=r-1" in text
     assert "the prompt" not in text.replace('secret = "the prompt"', "")
     assert "hello" not in run("warning", "console")
+
+
+def test_on_a_terminal_lines_are_short_and_clear_the_spinner() -> None:
+    terminal, inner = pty.openpty()
+    try:
+        code = PROGRAM.replace("{level}", "info").replace("{format}", "console")
+        subprocess.run([sys.executable, "-c", code], stderr=inner, check=True, timeout=60)
+        text = os.read(terminal, 65536).decode()
+    finally:
+        os.close(terminal)
+        os.close(inner)
+    first = text.split("\n")[0]
+    assert first.startswith("\r\x1b[2K")
+    plain = re.sub(r"\x1b\[[0-9;]*[mK]", "", first).strip()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d \[info\] hello +n=1 process=prefill-0", plain)
