@@ -71,9 +71,9 @@ class AsyncClient:
 
         Options, all by name (see `baton.runtime.client.types.Options`): max_tokens, n, stop, seed,
         temperature (default 1; 0: always the likeliest token), top_k, top_p, min_p, repetition_penalty,
-        presence_penalty, frequency_penalty, logit_bias, min_tokens, stop_token_ids, bad_token_ids, ignore_eos, logprobs,
-        prompt_logprobs, include_stop, skip_special_tokens, tokens_only, echo, continue_final_message,
-        ttft_slo_s, tpot_slo_s, priority, salt, request_id. TypeError for any other.
+        presence_penalty, frequency_penalty, logit_bias, min_tokens, stop_token_ids, bad_token_ids,
+        ignore_eos, logprobs, prompt_logprobs, include_stop, skip_special_tokens, tokens_only, echo,
+        continue_final_message, ttft_slo_s, tpot_slo_s, priority, salt, request_id. TypeError for any other.
         """
         check_owner(self._pid)
         request = convert.request(prompt, convert.options_of(options), self._model)

@@ -44,7 +44,7 @@ def request(prompt: Prompt, options: Options, model: str) -> inference_pb2.Gener
     values |= {n: value for n in _OPTIONAL if (value := getattr(options, n)) is not None}
     sampling = {n: value for n in _SAMPLING if (value := getattr(options, n)) is not None}
     sampling |= {n: getattr(options, n) for n in _SAMPLING_LISTS}
-    values |= checked(lambda: prompt_field(prompt, options.continue_final_message))
+    values |= checked(lambda: prompt_field(prompt, options.continue_final_message), "prompt")
     values |= {"model": model, "stop": options.stop}
     values["sampling"] = built(common_pb2.SamplingParams, sampling)
     values["slo"] = built(common_pb2.Slo, {"ttft_s": options.ttft_slo_s, "tpot_s": options.tpot_slo_s})
@@ -73,12 +73,14 @@ def prompt_field(prompt: Prompt, continue_final_message: bool = False) -> dict[s
     return {"chat": inference_pb2.Chat(messages=messages, continue_final_message=continue_final_message)}
 
 
-def checked(build: Callable[[], Any]) -> Any:
+def checked(build: Callable[[], Any], field: str = "") -> Any:
     """What `build` makes; a value of the wrong type or beyond 64 bits becomes InvalidArgument."""
     try:
         return build()
     except _UNFIT as error:
-        raise InvalidArgument(f"cannot be sent: {error}") from None
+        unicode = isinstance(error, UnicodeError)
+        why = "is not text that UTF-8 can hold" if unicode else f"cannot be sent: {error}"
+        raise InvalidArgument(why, field=field) from None
 
 
 def built(kind: Any, values: Mapping[str, Any]) -> Any:

@@ -51,6 +51,8 @@ async def test_errors_are_the_servers_own() -> None:
             await client.generate("x\udcff")
         with pytest.raises(InvalidArgument):
             await client.generate([2**63])
+        with pytest.raises(InvalidArgument, match="prompt: is not text that UTF-8 can hold"):
+            await client.generate([{"role": "user", "content": "x\udcff"}])
         with pytest.raises(TypeError, match="unknown option 'tempreature'; did you mean 'temperature'"):
             await client.generate("x", tempreature=1.0)
         async with baton.AsyncClient(cluster.app.address, model="other") as other:
