@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -39,10 +40,11 @@ def cluster(
     table = Table("node", "role", "state", "running", "waiting", "blocks used", "address", box=None)
     for node in whole.nodes:
         load = node.load
-        role = Role.Name(load.role).removeprefix("ROLE_").lower()
         used = f"{load.blocks_total - load.blocks_free}/{load.blocks_total}"
         who = node.registration
-        table.add_row(who.node_id, role, node.state, str(load.running), str(load.waiting), used, who.address)
+        table.add_row(
+            who.node_id, role_of(node), node.state, str(load.running), str(load.waiting), used, who.address
+        )
     answers.print(table)
     for router_id, state in states.items():
         answers.print(f"{state.queued} queued, {state.in_flight} in flight at router {router_id}")
@@ -66,9 +68,15 @@ def drain(
     """Send a node no new requests, from any router; those at hand finish."""
     request = pb.DrainNodeRequest(node_id=node_id, draining=not resume)
     with all_routers(find_endpoint(endpoint)) as routers:
+        nodes = merged(routers.states).nodes
         for stub in routers.stubs.values():
             stub.DrainNode(request, timeout=TIMEOUT_S)
         routers.must_be_all()
+    if resume:
+        answers.print(f"{node_id} gets requests again")
+    else:
+        answers.print(f"{node_id} gets no new requests; those at hand finish")
+        warn_of(last_of(nodes, node_id, frozenset()))
 
 
 @app.command("set-role")
@@ -82,9 +90,37 @@ def set_role(
         raise InvalidArgument(f"{role!r} is no role: prefill, decode or both")
     request = pb.SetNodeRoleRequest(node_id=node_id, role=Role.Value(f"ROLE_{role.upper()}"))
     with all_routers(find_endpoint(endpoint)) as routers:
+        nodes = merged(routers.states).nodes
         for stub in routers.stubs.values():
             stub.SetNodeRole(request, timeout=TIMEOUT_S)
         routers.must_be_all()
+    before = [role_of(node) for node in nodes if node.registration.node_id == node_id]
+    answers.print(f"{node_id}: {before[0] if before else '?'} becomes {role}")
+    warn_of(last_of(nodes, node_id, phases(role)))
+
+
+def role_of(node: pb.NodeState) -> str:
+    return Role.Name(node.load.role).removeprefix("ROLE_").lower()
+
+
+def phases(role: str) -> frozenset[str]:
+    """What a node of this role serves."""
+    return frozenset({"prefill", "decode"} if role == "both" else {role})
+
+
+def last_of(nodes: Iterable[pb.NodeState], node_id: str, kept: frozenset[str]) -> list[str]:
+    """Phases that only this node serves, and that it will not serve any more. kept: those that it will."""
+    mine: set[str] = set()
+    others: set[str] = set()
+    for node in nodes:
+        if node.state == "up":
+            (mine if node.registration.node_id == node_id else others).update(phases(role_of(node)))
+    return sorted(mine - kept - others)
+
+
+def warn_of(lost: list[str]) -> None:
+    for phase in lost:
+        notes.print(f"[yellow]warning[/]: it was the last {phase} node: nothing can be served without one")
 
 
 @app.command()

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import grpc
 
-from baton.core.errors import BatonError, Code, error_for
+from baton.core.errors import Unavailable
 from baton.runtime.addresses import split_address
 from baton.runtime.grpc_channel import sync_channel
+from baton.runtime.grpc_errors import told_to_client
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -22,21 +23,15 @@ def connected(endpoint: str) -> Iterator[grpc.Channel]:
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT_S)
         except grpc.FutureTimeoutError:
-            raise error_for(Code.UNAVAILABLE, f"nothing answers at {endpoint}") from None
-        with in_words():
+            raise Unavailable(f"nothing answers at {endpoint}") from None
+        with in_words(endpoint):
             yield channel
 
 
 @contextlib.contextmanager
-def in_words() -> Iterator[None]:
+def in_words(endpoint: str) -> Iterator[None]:
     """Turn gRPC's errors into ours."""
     try:
         yield
     except grpc.RpcError as error:
-        raise _translated(error) from None
-
-
-def _translated(error: grpc.RpcError) -> BatonError:
-    code, details = error.code(), error.details()
-    known = code.name if code.name in Code.__members__ else "INTERNAL"
-    return error_for(Code[known], f"{details or 'no details'} ({code.name})")
+        raise told_to_client(error, endpoint) from None

@@ -9,7 +9,7 @@ import time
 from rich.rule import Rule
 
 from baton.cli.calls import connected
-from baton.cli.generate import Answer, Options, show, stream
+from baton.cli.generate import Answer, Options, show_all, stream
 from baton.cli.running import Stopped, launched
 from baton.cli.terminal import answers
 from baton.cli.waterfall import waterfall
@@ -46,13 +46,10 @@ async def _demo(config: ClusterConfig, prompt: str, max_tokens: int) -> None:
 
 def _ask(endpoint: str, prompt: str, max_tokens: int) -> Answer:
     options = Options(max_tokens=max_tokens, temperature=0.0)
-    request = options.request()
-    request.chat.messages.add(role="user", content=prompt)
+    request = options.request([{"role": "user", "content": prompt}])
     answer = Answer()
     with connected(endpoint) as channel:
-        for text in stream(InferenceStub(channel), request, answer, timeout_s=300):
-            show(text)
-    show("\n")
+        show_all(stream(InferenceStub(channel), request, answer, timeout_s=300), answer)
     return answer
 
 

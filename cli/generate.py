@@ -1,20 +1,24 @@
-"""`baton generate` and `baton chat`: ask a running deployment, show the answer as it comes."""
+"""`baton generate`: ask a running deployment, show the answer as it comes."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
 from baton.cli.calls import connected
-from baton.cli.terminal import notes
+from baton.cli.terminal import EXIT_FAILURE, notes
+from baton.core.errors import InvalidArgument
 from baton.proto.v1 import inference_pb2 as pb
-from baton.proto.v1.common_pb2 import FinishReason, SamplingParams
+from baton.proto.v1.common_pb2 import FinishReason
 from baton.proto.v1.inference_pb2_grpc import InferenceStub
+from baton.runtime.client import convert
+from baton.runtime.client.types import Prompt
 
 
 @dataclass
@@ -67,12 +71,11 @@ class Options:
     stop: tuple[str, ...] = ()
     timeout_s: float | None = None
 
-    def request(self) -> pb.GenerateRequest:
-        """A request without its input."""
-        sampling = SamplingParams(
-            temperature=self.temperature, top_p=self.top_p, seed=self.seed, logprobs=self.logprobs
-        )
-        return pb.GenerateRequest(sampling=sampling, max_tokens=self.max_tokens, stop=self.stop)
+    def request(self, prompt: Prompt) -> pb.GenerateRequest:
+        """InvalidArgument names the option that cannot even be sent."""
+        given = {name: value for name, value in vars(self).items() if name != "timeout_s"}
+        request: pb.GenerateRequest = convert.request(prompt, convert.options_of(given), "")
+        return request
 
 
 def stream(
@@ -91,58 +94,52 @@ def stream(
 
 def generate(endpoint: str, prompt: str, options: Options, *, chat: bool, as_json: bool) -> None:
     """Print the continuation of a prompt, or the answer to it with `chat`."""
-    request = options.request()
-    if chat:
-        request.chat.messages.add(role="user", content=prompt)
-    else:
-        request.text = prompt
+    if options.logprobs is not None and not as_json:
+        raise InvalidArgument("--logprobs: they are printed with --json only")
+    request = options.request([{"role": "user", "content": prompt}] if chat else prompt)
     answer = Answer()
     with connected(endpoint) as channel:
-        for text in stream(InferenceStub(channel), request, answer, options.timeout_s):
-            if not as_json:
-                show(text)
+        pieces = stream(InferenceStub(channel), request, answer, options.timeout_s)
+        if as_json:
+            for _ in pieces:
+                pass
+        else:
+            show_all(pieces, answer)
     if as_json:
         print(answer.as_json())
     else:
-        show("\n")
+        note_limit(answer, options)
 
 
-def chat(endpoint: str, options: Options, system: str | None) -> None:
-    """A conversation. Ctrl-C stops an answer; Ctrl-C or Ctrl-D at the prompt ends the conversation."""
-    history = pb.Chat()
-    if system:
-        history.messages.add(role="system", content=system)
-    with connected(endpoint) as channel:
-        stub = InferenceStub(channel)
-        if sys.stdin.isatty():
-            notes.print("[dim]Ctrl-C stops an answer, Ctrl-D ends the conversation[/]")
-        while (line := _ask()) is not None:
-            if not line.strip():
-                continue
-            history.messages.add(role="user", content=line)
-            request = options.request()
-            request.chat.CopyFrom(history)
-            answer = Answer()
-            try:
-                for text in stream(stub, request, answer, options.timeout_s):
-                    show(text)
-            except KeyboardInterrupt:
-                notes.print("[dim](stopped)[/]")
+def show_all(pieces: Iterable[str], answer: Answer) -> None:
+    """Show the text as it comes; whatever ends it, what is said next begins on a line of its own."""
+    try:
+        for text in pieces:
+            show(text)
+    except BaseException:
+        if answer.text or sys.stdout.isatty():
             show("\n")
-            history.messages.add(role="assistant", content=answer.text)
+        raise
+    show("\n")
+
+
+def note_limit(answer: Answer, options: Options) -> None:
+    """Tell a person why an answer stops in the middle of a sentence."""
+    if answer.finish_reason != "length" or not notes.is_terminal:
+        return
+    reached = answer.usage.completion_tokens == options.max_tokens
+    limit = f"--max-tokens {options.max_tokens}" if reached else "the model's context limit"
+    notes.print(f"[dim](stopped at {limit})[/]")
 
 
 def show(text: str) -> None:
-    """To standard output, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _ask() -> str | None:
+    """To standard output, at once. The end, quietly, if who read it has gone."""
     try:
-        return input("> " if sys.stdin.isatty() else "")
-    except (EOFError, KeyboardInterrupt):
-        return None
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+        raise SystemExit(EXIT_FAILURE) from None
 
 
 def _logprob(item: Any) -> dict[str, Any]:

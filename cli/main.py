@@ -14,7 +14,7 @@ import typer
 
 from baton.cli import admin as admin_commands
 from baton.cli import config as config_commands
-from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail
+from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail, told
 from baton.core.errors import BatonError, InvalidArgument
 
 app = typer.Typer(
@@ -34,13 +34,46 @@ Endpoint = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="The router; default: BATON_ENDPOINT, or the one running here."),
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens to make.")]
-Temperature = Annotated[float | None, typer.Option(help="0: always the likeliest token.")]
-TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens of this mass.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
-Timeout = Annotated[
-    float | None, typer.Option("--timeout", min=0, help="Seconds until the request is given up.")
+MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to make.")]
+Temperature = Annotated[
+    float, typer.Option(help="0: always the likeliest token; 1: as the model's probabilities are.")
 ]
+TopP = Annotated[
+    float | None, typer.Option(help="Choose among the likeliest tokens of this mass; default: all.")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed gives the same text; default: another each time.")
+]
+MAX_TIMEOUT_S = 1e7
+
+
+def _timeout(value: float | None) -> float | None:
+    if value is not None and not 0 < value <= MAX_TIMEOUT_S:  # false for NaN, too
+        raise typer.BadParameter(f"must be greater than 0 and at most {MAX_TIMEOUT_S:g}")
+    return value
+
+
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", callback=_timeout, help="Seconds until the request is given up; default: never."
+    ),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -61,7 +94,11 @@ def serve(  # noqa: PLR0913 - a command has as many parameters as options
     prefix_caching: Annotated[
         bool | None, typer.Option("--prefix-caching/--no-prefix-caching", help="Keep KV for reuse.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log level info.")] = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="debug, info, warning or error; default: info, on a terminal warning."),
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: section.key=value.")
@@ -85,53 +122,63 @@ def serve(  # noqa: PLR0913 - a command has as many parameters as options
         "engine.max_model_len": max_model_len,
         "engine.kv_memory": kv_memory,
         "engine.prefix_caching": prefix_caching,
-        "logging.level": log_level,
+        "logging.level": log_level or ("info" if verbose else None),
         "logging.format": log_format,
     }
     found = settings(config, options, assignments or [])
     from baton.cli import serve as command
 
-    command.serve(found, as_json=as_json)
+    command.serve(command.quiet_on_a_terminal(found), as_json=as_json)
 
 
 @app.command()
 def generate(  # noqa: PLR0913 - as above
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
     chat: Annotated[bool, typer.Option("--chat", help="Ask it as a chat message.")] = False,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
     top_p: TopP = None,
     seed: Seed = None,
-    logprobs: Annotated[int | None, typer.Option(min=0, help="Report so many likeliest tokens.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, help="With --json: report so many likeliest tokens.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text.")] = None,
     timeout_s: Timeout = None,
     endpoint: Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Continue a prompt; the text is printed as it is made."""
+    """Continue a prompt; the text is printed as it is made. (The API's own default temperature is 1.)"""
     from baton.cli import generate as command
     from baton.cli.deployments import find_endpoint
 
     options = command.Options(max_tokens, temperature, top_p, seed, logprobs, tuple(stop or ()), timeout_s)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else prompt
     command.generate(find_endpoint(endpoint), text, options, chat=chat, as_json=as_json)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"standard input is not UTF-8 text (byte {error.start})") from None
 
 
 @app.command()
 def chat(  # noqa: PLR0913 - as above
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
     top_p: TopP = None,
     seed: Seed = None,
     timeout_s: Timeout = None,
     endpoint: Endpoint = None,
 ) -> None:
     """Talk to the model. Ctrl-C stops an answer, Ctrl-D ends the conversation."""
-    from baton.cli import generate as command
+    from baton.cli import chat as command
     from baton.cli.deployments import find_endpoint
+    from baton.cli.generate import Options
 
-    options = command.Options(max_tokens, temperature, top_p, seed, timeout_s=timeout_s)
+    options = Options(max_tokens, temperature, top_p, seed, timeout_s=timeout_s)
     command.chat(find_endpoint(endpoint), options, system)
 
 
@@ -146,6 +193,8 @@ def demo(
     from baton.cli import demo as command
     from baton.runtime.config import load_config
 
+    if prompt is not None and not prompt.strip():
+        raise InvalidArgument("the prompt is empty")
     flags = {"model": model, "logging.level": "info" if verbose else "warning", "supervise.restart": False}
     command.demo(load_config(flags=flags), prompt or command.PROMPT, max_tokens)
 
@@ -165,17 +214,15 @@ app.add_typer(admin_commands.app, name="admin")
 def main() -> None:
     """Entry point of the command."""
     # gRPC's own notes (a peer went away, ...) say nothing that the errors do not.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except InvalidArgument as error:
-        fail(str(error), EXIT_USAGE)
+        fail(told(error), EXIT_USAGE)
     except BatonError as error:
-        fail(str(error))
+        fail(told(error))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        sys.exit(1)  # who read the output has gone
 
 
 if __name__ == "__main__":

@@ -52,7 +52,14 @@ async def launched(config: ClusterConfig) -> AsyncIterator[Launcher]:
         task.uncancel()
         raise Stopped(stopped[0]) from None
     finally:
-        with notes.status("stopping"):
+        unfinished = await launcher.unfinished() if notes.is_terminal else 0
+        with notes.status(leaving(unfinished)):
             await launcher.stop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+def leaving(unfinished: int) -> str:
+    """What the stop waits for, in words."""
+    doing = f"finishing {unfinished} request{'s'[: unfinished != 1]}" if unfinished else "stopping"
+    return f"{doing}; Ctrl-C again stops at once"

@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from typing import Any
 
 from baton.cli.deployments import announced
 from baton.cli.running import Stopped, launched
-from baton.cli.terminal import answers
+from baton.cli.terminal import answers, notes
 from baton.runtime.config import ClusterConfig
 from baton.runtime.launcher import Launcher
 from baton.runtime.logs import configure_logs
 from baton.runtime.supervisor import Member
+
+
+def quiet_on_a_terminal(config: ClusterConfig) -> ClusterConfig:
+    """A person at a terminal gets warnings and errors only, unless a level was asked for somewhere."""
+    if "level" in config.logging.model_fields_set or not sys.stderr.isatty():
+        return config
+    return config.model_copy(update={"logging": config.logging.model_copy(update={"level": "warning"})})
 
 
 def serve(config: ClusterConfig, *, as_json: bool) -> None:
@@ -30,7 +38,9 @@ async def _serve(config: ClusterConfig, as_json: bool) -> None:
             if as_json:
                 print(json.dumps(summary(config, launcher)), flush=True)
             else:
-                answers.print(in_words(config, launcher))
+                answers.print(in_words(config, launcher.endpoint))
+            if missing := missing_role(config):
+                notes.print(f"[yellow]warning[/]: nothing can be served until a {missing} node joins")
             await launcher.run()
 
 
@@ -51,12 +61,20 @@ def summary(config: ClusterConfig, launcher: Launcher) -> dict[str, Any]:
     }
 
 
-def in_words(config: ClusterConfig, launcher: Launcher) -> str:
+def missing_role(config: ClusterConfig) -> str:
+    """The phase that no node started here serves, where a router here would need one; "" if none."""
+    if config.router.processes == 0 or config.both.size:
+        return ""
+    absent = [n for n, nodes in (("prefill", config.prefill), ("decode", config.decode)) if not nodes.size]
+    return " and a ".join(absent)
+
+
+def in_words(config: ClusterConfig, endpoint: str) -> str:
     """What was started, for people."""
     shape = ", ".join(
         f"{nodes.size} {name}"
         for name, nodes in (("prefill", config.prefill), ("decode", config.decode), ("both", config.both))
         if nodes.size
     )
-    where = f" at {launcher.endpoint}" if launcher.endpoint else f" to {', '.join(config.registries)}"
+    where = f" at {endpoint}" if endpoint else f" to {', '.join(config.registries)}"
     return f"[bold green]ready[/]: {config.name}{where} ({shape or 'no nodes here'}); Ctrl-C stops it"

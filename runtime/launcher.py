@@ -25,6 +25,7 @@ ROUTER = Program(("-m", "baton.cli.router"))
 NODE = Program(("-m", "baton.cli.node"))
 JOIN_TIMEOUT_S = 30.0
 POLL_S = 0.05
+ASK_TIMEOUT_S = 0.5
 
 Progress = Callable[[str], None]
 
@@ -78,6 +79,11 @@ class Launcher:
         await self.supervisor.stop()
         if self._port is not None:
             self._port.close()
+
+    async def unfinished(self) -> int:
+        """Requests that the routers have, as far as these answer at once."""
+        ready = [member.ready for member in self.routers if member.ready is not None]
+        return sum(await asyncio.gather(*(_unfinished(router.registry) for router in ready)))
 
     async def _start_routers(self) -> None:
         settings = self._config.router
@@ -133,6 +139,15 @@ async def _together(starts: Iterable[Coroutine[None, None, Member]]) -> list[Mem
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _unfinished(address: str) -> int:
+    async with channel(address) as connection:
+        try:
+            state = await AdminStub(connection).GetCluster(GetClusterRequest(), timeout=ASK_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return 0
+        return state.in_flight + state.queued
 
 
 async def _sees(address: str, wanted: set[str]) -> None:

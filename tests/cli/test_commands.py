@@ -11,6 +11,7 @@ import yaml
 
 import baton
 from baton.cli import deployments
+from baton.cli.running import leaving
 from baton.cli.waterfall import WIDTH, bar, rates, waterfall
 from baton.core.errors import FailedPrecondition
 from baton.proto.v1.inference_pb2 import Timings, Usage
@@ -20,6 +21,32 @@ from tests.cli.invoke import Cli
 
 def test_version(cli: Cli) -> None:
     assert cli("version").out.strip() == baton.__version__
+    assert cli("--version").out.strip() == baton.__version__
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "1e300"])
+def test_a_deadline_that_cannot_be_met_or_sent_is_refused_at_once(cli: Cli, given: str) -> None:
+    done = cli("generate", "x", f"--timeout={given}")
+    assert done.code == 2
+    assert "must be greater than 0 and at most 1e+07" in done.err
+
+
+def test_an_empty_question_is_refused_before_anything_starts(cli: Cli) -> None:
+    done = cli("demo", " ")
+    assert (done.code, done.err) == (2, "error: the prompt is empty\n")
+
+
+def test_defaults_are_told(cli: Cli) -> None:
+    for command, tokens in (("generate", 256), ("chat", 512)):
+        words = cli(command, "--help").out
+        assert f"[default: {tokens}; x>=1]" in words
+        assert "[default: 0.0]" in words
+
+
+def test_a_stop_says_what_it_waits_for() -> None:
+    assert leaving(0) == "stopping; Ctrl-C again stops at once"
+    assert leaving(1) == "finishing 1 request; Ctrl-C again stops at once"
+    assert leaving(2).startswith("finishing 2 requests;")
 
 
 def test_check_says_ok_or_lists_the_mistakes(cli: Cli, tmp_path: Path) -> None:

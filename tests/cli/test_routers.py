@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from baton.cli.admin import last_of, phases
 from baton.cli.routers import merged
 from baton.proto.v1 import admin_pb2 as pb
 from baton.proto.v1 import registry_pb2
+from baton.proto.v1.common_pb2 import Role
 from tests.cli.test_processes import baton, serving
 from tests.models import write_model
 
@@ -41,6 +43,21 @@ def test_views_are_summed_and_nodes_are_as_last_heard_of() -> None:
     assert (b.registration.node_id, b.state) == ("b", "up")
 
 
+def test_the_last_node_of_a_phase_is_known() -> None:
+    def serving_as(name: str, role: Role, state: str = "up") -> pb.NodeState:
+        found = node(name, state, 0, 0, 0.0)
+        found.load.role = role
+        return found
+
+    pair = [serving_as("p", Role.ROLE_PREFILL), serving_as("d", Role.ROLE_DECODE)]
+    assert last_of(pair, "p", frozenset()) == ["prefill"]
+    assert last_of(pair, "p", phases("both")) == []
+    assert last_of(pair, "p", phases("decode")) == ["prefill"]
+    assert last_of([*pair, serving_as("b", Role.ROLE_BOTH)], "p", frozenset()) == []
+    assert last_of([*pair, serving_as("b", Role.ROLE_BOTH, "draining")], "p", frozenset()) == ["prefill"]
+    assert last_of(pair, "stranger", frozenset()) == []
+
+
 def states(registry: str) -> dict[str, str]:
     """By node, as one router sees them."""
     state = json.loads(baton("admin", "cluster", "--json", "--endpoint", registry).stdout)
@@ -63,5 +80,10 @@ def test_all_routers_are_asked_and_told(model: Path) -> None:
         assert words.count("in flight at router router-1-") == 1
         for command, wanted in (((), "draining"), (("--resume",), "up")):
             done = baton("admin", "drain", "both-0", *command)
-            assert (done.returncode, done.stderr) == (0, "")
+            assert done.returncode == 0
+            lost = ["decode", "prefill"] if wanted == "draining" else []
+            assert done.stderr.splitlines() == [
+                f"warning: it was the last {phase} node: nothing can be served without one" for phase in lost
+            ]
+            assert done.stdout.startswith("both-0 gets ")
             until(registries, wanted)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.cli.serve import missing_role
 from baton.runtime.config import ClusterConfig
 from tests.cli.invoke import Cli
 
@@ -101,3 +102,41 @@ def test_a_mistake_in_the_environment_names_the_variable(
     done = cli("serve")
     assert (done.code, served) == (2, [])
     assert done.err.startswith("error: environment BATON_ROUTER__PORT: router.port: must be a whole number")
+
+
+@pytest.mark.parametrize(
+    ("args", "missing"),
+    [
+        ("", ""),
+        ("--both 1", ""),
+        ("--prefill 1 --decode 0", "decode"),
+        ("--decode 1", "prefill"),
+        ("--prefill 0", "prefill and a decode"),
+        ("--prefill 1 --set router.processes=0 --set registries=h:1", ""),
+    ],
+)
+def test_a_role_that_nobody_has_is_known_at_the_start(
+    cli: Cli, served: list[ClusterConfig], args: str, missing: str
+) -> None:
+    assert cli("serve", *args.split()).code == 0
+    assert missing_role(served[0]) == missing
+
+
+@pytest.mark.parametrize(
+    ("args", "on_a_terminal", "level"),
+    [
+        ("", True, "warning"),
+        ("", False, "info"),
+        ("-v", True, "info"),
+        ("--log-level debug", True, "debug"),
+        ("--log-level error -v", True, "error"),
+        ("--set logging.level=info", True, "info"),
+    ],
+)
+def test_a_terminal_gets_warnings_unless_more_was_asked_for(
+    cli: Cli, served: list[ClusterConfig], monkeypatch: pytest.MonkeyPatch,
+    args: str, on_a_terminal: bool, level: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("baton.cli.serve.sys.stderr.isatty", lambda: on_a_terminal)
+    assert cli("serve", *args.split()).code == 0
+    assert served[0].logging.level == level
