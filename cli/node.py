@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import structlog
@@ -36,6 +37,8 @@ async def _serve(start: NodeStart) -> int:
         return 0
     finally:
         await app.stop()
+        if app.engine_hangs:
+            os._exit(1)  # a thread that never returns would keep the interpreter from ending
 
 
 def main() -> None:

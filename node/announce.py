@@ -20,7 +20,7 @@ import structlog
 from baton.core.load import LoadReport
 from baton.proto.v1 import registry_pb2 as pb
 from baton.proto.v1.registry_pb2_grpc import RegistryStub
-from baton.runtime import codec_node
+from baton.runtime import codec_node, tasks
 from baton.runtime.grpc_channel import TransportOptions, channel
 
 log = structlog.get_logger(__name__)
@@ -31,19 +31,21 @@ KEEP_SAMPLES = 64
 
 
 class Announcer:
-    """registration: makes the message anew, with the current load."""
+    """registration: makes the message anew, with the current load. on_fault: an error of our own ended it."""
 
     def __init__(
         self,
         registries: Sequence[str],
         registration: Callable[[], pb.Registration],
         options: TransportOptions,
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         self._routers = [_Router(address, registration, options) for address in registries]
+        self._on_fault = on_fault
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(router.keep()) for router in self._routers]
+        self._tasks = [tasks.spawn(router.keep(), self._on_fault, "announce") for router in self._routers]
 
     def changed(self, load: LoadReport) -> None:
         """There is a newer load report."""

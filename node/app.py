@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 import structlog
@@ -31,7 +31,7 @@ from baton.proto.v1 import (
     prefill_node_pb2_grpc,
     registry_pb2,
 )
-from baton.runtime import codec_node
+from baton.runtime import codec_node, tasks
 from baton.runtime.addresses import join_address, reachable
 from baton.runtime.bus import Publisher
 from baton.runtime.child import NodeStart, Ready
@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 BUS_BEAT_S = 1.0
 TRANSFER_IDS = 2**62
 ENGINE_STOP_S = 10.0
+SERVER_STOP_S = 0.2
 DRAIN_LINGER_S = 0.5
 MAX_REQUESTS_FACTOR = 4
 
@@ -56,43 +57,41 @@ class NodeApp:
         self._start = start
         self._health = Health()
         self._stopping = asyncio.Event()
+        self._stack = AsyncExitStack()  # what `stop` undoes, last first
         self.fault: BaseException | None = None
-        self._closers: list[Callable[[], object]] = []
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Ready:
         """Load, bind, serve, announce. BatonError says what is wrong; call `stop` then too."""
-        start = self._start
+        start, stack = self._start, self._stack
+        stack.push_async_callback(self._health.stop)
         self._parts = parts = await asyncio.to_thread(build, start)
-        self._closers.append(parts.close)
-        name = parts.info.name
-        self._metrics = NodeMetrics(name, start.name)
+        stack.callback(parts.close)
+        self._metrics = NodeMetrics(parts.info.name, start.name)
         options = TransportOptions(**start.config.grpc.model_dump()).inner
         observer = NodeObserver(self._metrics)
         shell = self._shell = Shell(start.node_id, parts.incarnation, self._max_requests(), observer)
         self._engine = EngineThread(parts.core, parts.runner, shell.emit)
         self._bus = Publisher(start.node_id, parts.incarnation, start.host, start.advertise_host)
-        self._closers.append(self._bus.close)
-        self._exporter = self._make_exporter(options)
+        stack.callback(self._bus.close)
         self._decode = self._make_decode()
-        shell.wire(self._engine, self._exporter, self._decode)
-        shell.load = parts.core.load()
-        server = ServerOptions(start.host, start.port, transport=options)
-        self._server = GrpcServer(server, on_rpc=self._metrics.rpc)
-        self._add_services()
-        await self._server.start()
-        self._announcer = Announcer(start.registries, self.registration, options)
-        shell.on_load, shell.on_kv = self._announcer.changed, self._on_kv
-        shell.bus_seq = lambda: self._bus.seq
-        shell.on_transfer, shell.on_fault = self._announcer.transferred, self._on_fault
+        stack.callback(self._decode.close)
+        stack.push_async_callback(asyncio.to_thread, self._engine.stop, ENGINE_STOP_S)
+        exporter = self._make_exporter(options)
+        shell.wire(self._engine, exporter, self._decode)
+        await self._serve(options)
+        stack.push_async_callback(exporter.close)
+        stack.callback(shell.close, f"node {start.node_id} is stopping")
+        announcer = Announcer(start.registries, self.registration, options, self._on_fault)
+        stack.push_async_callback(announcer.stop)
+        self._connect(announcer)
         metrics = self._serve_health()
         self._engine.start()
         await self._server.set_serving(True)
-        self._announcer.start()
-        self._tasks.append(asyncio.create_task(self._beat()))
+        announcer.start()
+        stack.push_async_callback(tasks.cancel, tasks.spawn(self._beat(), self._on_fault, "beat"))
         self._health.set_ready()
         self._health.watch_loop()
-        log.info("node serves", role=start.role.value, address=self.address, model=name)
+        log.info("node serves", role=start.role.value, address=self.address, model=parts.info.name)
         return Ready(address=self.address, metrics=metrics)
 
     @property
@@ -111,31 +110,21 @@ class NodeApp:
     async def drain(self, within_s: float) -> None:
         """Take no new requests and let those at hand finish, for at most so long."""
         await self._drain(True)
-        if self._shell.attached:  # what routers sent before they heard of it is still on its way
-            await asyncio.sleep(min(DRAIN_LINGER_S, within_s))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._shell.emptied(), within_s)
+            async with asyncio.timeout(within_s):
+                if self._shell.attached:  # what routers sent before they heard of it is still on its way
+                    await asyncio.sleep(DRAIN_LINGER_S)
+                await self._shell.emptied()
 
     async def stop(self) -> None:
-        """End everything in the order that tells peers first. Idempotent."""
+        """End everything, in the order that tells peers first. Idempotent."""
         self._health.set_not_ready("stopping")
-        for task in self._tasks:
-            task.cancel()
-        if hasattr(self, "_announcer"):
-            await self._announcer.stop()
-        if hasattr(self, "_shell"):
-            self._shell.close(f"node {self._start.node_id} is stopping")
-        if hasattr(self, "_exporter"):
-            await self._exporter.close()
-        if hasattr(self, "_server"):
-            await self._server.stop(0.2)
-        if hasattr(self, "_engine"):
-            await asyncio.to_thread(self._engine.stop, ENGINE_STOP_S)
-        if hasattr(self, "_decode"):
-            self._decode.close()
-        while self._closers:
-            self._closers.pop()()
-        await self._health.stop()
+        await self._stack.aclose()
+
+    @property
+    def engine_hangs(self) -> bool:
+        """After `stop`: the engine did not end its last step. The process must be ended without it."""
+        return hasattr(self, "_engine") and self._engine.running
 
     def registration(self) -> registry_pb2.Registration:
         parts, start = self._parts, self._start
@@ -197,10 +186,13 @@ class NodeApp:
             parts.layout,
             start.config.transfer.lease_s,
         )
-        return DecodeService(facts, self._shell, parts.transports, lambda reason: None)
+        return DecodeService(facts, self._shell, parts.transports, self._metrics.stale)
 
-    def _add_services(self) -> None:
-        server, parts = self._server, self._parts
+    async def _serve(self, options: TransportOptions) -> None:
+        """Bind the port and add the services; nothing is taken before `set_serving`."""
+        start, parts = self._start, self._parts
+        settings = ServerOptions(start.host, start.port, transport=options)
+        server = self._server = GrpcServer(settings, on_rpc=self._metrics.rpc)
         server.add(
             "baton.v1.Node",
             node_pb2_grpc.add_NodeServicer_to_server,
@@ -212,6 +204,16 @@ class NodeApp:
             PrefillService(parts.info, self._shell),
         )
         server.add("baton.v1.DecodeNode", decode_node_pb2_grpc.add_DecodeNodeServicer_to_server, self._decode)
+        self._stack.push_async_callback(server.stop, SERVER_STOP_S)
+        await server.start()
+
+    def _connect(self, announcer: Announcer) -> None:
+        """Where the shell sends what the engine says."""
+        shell = self._shell
+        shell.load = self._parts.core.load()
+        shell.on_load, shell.on_transfer = announcer.changed, announcer.transferred
+        shell.on_kv, shell.on_fault = self._on_kv, self._on_fault
+        shell.bus_seq = lambda: self._bus.seq
 
     def _serve_health(self) -> str:
         """Address of /metrics and /health, "" if they are off."""
@@ -220,7 +222,7 @@ class NodeApp:
         if not settings.enabled:
             return ""
         server = HealthServer(self._health, self._metrics.registry, settings.host, self._start.metrics_port)
-        self._closers.append(server.close)
+        self._stack.callback(server.close)
         return server.address
 
     # ---- what the engine says ----------------------------------------------------------------------------
@@ -229,11 +231,16 @@ class NodeApp:
         self._bus.publish(events.stored, events.removed)
 
     def _on_fault(self, error: BaseException) -> None:
-        self.fault = error
-        self._health.set_not_ready("the engine has stopped")
+        """A node that cannot do its work ends; its launcher starts another."""
+        log.error("the node cannot go on", reason=repr(error))
+        self.fault = self.fault or error
+        self._health.set_not_ready(f"failed: {error!r}")
         self._stopping.set()
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BUS_BEAT_S)
             self._bus.beat()
+            stall_s = self._parts.settings.stall_s
+            if self._engine.busy_s() > stall_s:
+                raise TimeoutError(f"the engine has been in one step for more than {stall_s:g} s")

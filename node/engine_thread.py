@@ -59,6 +59,10 @@ class EngineThread:
         return not self._thread.is_alive()
 
     @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive() and self.fault is None
 

@@ -197,6 +197,7 @@ class NodeMetrics(_Base):
         self._transfer = self._histogram(
             "baton_transfer_seconds", "One KV write.", REQUEST_BUCKETS_S, "transport"
         )
+        self._stale = counter("baton_stale_messages", "Hand-off messages that came too late.", "reason")
         self._failed = counter("baton_transfer_failures", "KV writes that did not arrive.", "transport")
 
     def load(self, report: LoadReport) -> None:
@@ -228,6 +229,10 @@ class NodeMetrics(_Base):
     def transferred(self, transport: str, payload_bytes: int, seconds: float) -> None:
         self._bytes.labels(self._model, transport).inc(payload_bytes)
         self._observe(self._transfer.labels(self._model, transport), seconds)
+
+    def stale(self, reason: str) -> None:
+        """A hand-off message of another incarnation, or of a transfer that is over, was dropped."""
+        self._stale.labels(self._model, reason).inc()
 
     def transfer_failed(self, transport: str) -> None:
         self._failed.labels(self._model, transport).inc()

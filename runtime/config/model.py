@@ -82,6 +82,8 @@ class EngineConfig(Section):
     """Most requests in one step."""
     max_waiting: Annotated[int, Field(ge=0, le=10**6)] = 1024
     """Requests that may wait on the node; more are refused."""
+    stall_s: Seconds = 120.0
+    """An engine step that takes longer counts as a hang: the node ends and is started again."""
     prefix_caching: bool = True
     """Keep the KV of finished requests for prompts that begin alike."""
 
