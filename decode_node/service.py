@@ -210,6 +210,8 @@ class DecodeService(DecodeNodeServicer):
         elif kind == "choice":
             if message.choice.kind not in self._transports:
                 raise InvalidArgument(f"{message.choice.kind!r} was not offered", field="choice.kind")
+            if link.opened and message.choice.kind != link.transport:
+                raise InvalidArgument("cannot change under open transfers", field="choice.kind")
             link.transport = message.choice.kind
         elif kind == "commit":
             commit = message.commit

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from baton.core.errors import BatonError, FailedPrecondition, IllegalTransition
+from baton.core.errors import BatonError, IllegalTransition, Unavailable
 from baton.core.node_effects import Key
 from baton.kv_transfer.handoff import PeerPool, Ticket
 
@@ -140,10 +140,10 @@ def ticket_fault(export: Export, ticket: Ticket) -> BatonError | None:
     size = export.peer.block_size
     cached = ticket.cached_tokens
     if cached % size or not 0 <= cached <= export.prompt_tokens:
-        return FailedPrecondition(f"a ticket says {cached} of {export.prompt_tokens} tokens are cached")
+        return Unavailable(f"a ticket says {cached} of {export.prompt_tokens} tokens are cached")
     wanted = -(-export.prompt_tokens // size) - cached // size
     if len(ticket.blocks) != wanted or len(set(ticket.blocks)) != wanted:
-        return FailedPrecondition(f"a ticket has {len(ticket.blocks)} blocks where {wanted} are needed")
+        return Unavailable(f"a ticket has {len(ticket.blocks)} blocks where {wanted} are needed")
     if any(not 0 < block < export.peer.num_blocks for block in ticket.blocks):
-        return FailedPrecondition(f"a ticket has a block outside the pool of {export.peer.num_blocks}")
+        return Unavailable(f"a ticket has a block outside the pool of {export.peer.num_blocks}")
     return None

@@ -13,7 +13,6 @@ from itertools import count
 from baton.core.errors import (
     BatonError,
     DeadlineExceeded,
-    FailedPrecondition,
     InvalidArgument,
     ResourceExhausted,
     Unavailable,
@@ -278,7 +277,7 @@ class HandoffSink:
         if self._kv.blocks_for(tokens) > self._kv.pool.usable:
             return InvalidArgument(f"needs more than {self._kv.pool.usable} KV blocks", field="prompt")
         if any(one.live and one.key == (request.id, request.attempt) for one in self._all.values()):
-            return FailedPrecondition("this attempt is reserved already")
+            return Unavailable("this attempt is reserved already")
         if sum(one.state is State.WAITING for one in self._all.values()) >= self._limits.max_waiting:
             return ResourceExhausted(f"{self._limits.max_waiting} hand-offs are waiting for decode")
         return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from baton.core.errors import BatonError, FailedPrecondition, Unavailable
+from baton.core.errors import BatonError, Unavailable
 from baton.core.node_effects import Key
 from baton.core.request import Request
 from baton.kv_transfer import handoff
@@ -52,7 +52,7 @@ class HandoffSource:
         """A request was accepted whose KV goes over `link`. Ends with exactly one Release."""
         key = (request.id, request.attempt)
         if key in self._by_key:
-            raise FailedPrecondition(f"a hand-off of request {key} is under way")
+            raise Unavailable(f"a hand-off of request {key} is under way")
         export = Export(
             transfer_id=next(self._ids),
             key=key,

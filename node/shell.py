@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from baton.core.errors import BatonError, FailedPrecondition, ResourceExhausted, Unavailable
+from baton.core.errors import BatonError, ResourceExhausted, Unavailable
 from baton.core.kvcache import KvEvents
 from baton.core.load import LoadReport, Role
 from baton.core.node_effects import (
@@ -117,14 +117,14 @@ class Shell:
             )
         key = (request.id, request.attempt)
         if key in self._owners:
-            raise FailedPrecondition(f"attempt {request.attempt} of request {request.id} is here already")
+            raise Unavailable(f"attempt {request.attempt} of request {request.id} is here already")
         in_place = target.node_id == self.node_id
         if in_place and target.incarnation != self.incarnation:
             raise Unavailable(f"node {self.node_id} was restarted")
-        self._owners[key] = Owner(router_id, request.prefill_tokens)
         deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
         if not in_place:
             self._exporter.start(request, router_id, target)
+        self._owners[key] = Owner(router_id, request.prefill_tokens)
         self._engine.post(cmd.Add(request, deadline_s, in_place))
 
     def _must_be_attached(self, router_id: str) -> None:

@@ -16,11 +16,11 @@ from baton.core.batch import Row, RowOutput
 from baton.core.errors import (
     BatonError,
     DeadlineExceeded,
-    FailedPrecondition,
     IllegalTransition,
     InternalError,
     NotFound,
     ResourceExhausted,
+    Unavailable,
 )
 from baton.core.flight import Ending, Flight, row_for
 from baton.core.kvcache import KvCache
@@ -58,11 +58,11 @@ class PrefillScheduler:
 
         remote: its KV goes to another node, and a hand-off is started for it right after this returns;
         its blocks then stay until `release`. Not remote: `take` follows its Prefilled. Raises InvalidArgument
-        (can never fit), ResourceExhausted (the queue is full), FailedPrecondition (the key is here already).
+        (can never fit), ResourceExhausted (the queue is full), Unavailable (the key is here already).
         """
         check_fits(request, self._limits, self._kv)
         if self._stages.known((request.id, request.attempt)):
-            raise FailedPrecondition(f"request {request.id!r} attempt {request.attempt} is here already")
+            raise Unavailable(f"request {request.id!r} attempt {request.attempt} is here already")
         if len(self._stages.waiting) >= self._limits.max_waiting:
             wait_s = sum(job.seq.remaining for job in self._stages.waiting.values()) * self._limits.token_s
             raise ResourceExhausted(f"{self._limits.max_waiting} prompts are waiting", retry_after_s=wait_s)

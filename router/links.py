@@ -66,10 +66,12 @@ class NodeLink:
                 # A call that failed at once has empty metadata as well.
                 if call.done():
                     raise Unavailable(f"its Attach ended: {await call.details()}")
-        except (TimeoutError, grpc.RpcError, BatonError) as error:
+        except BaseException as error:
             call.cancel()
-            await self._channel.close(None)
             self.lost = True
+            await self._channel.close(None)
+            if not isinstance(error, (TimeoutError, grpc.RpcError, BatonError)):
+                raise
             raise Unavailable(
                 f"cannot attach to node {self.facts.node_id} at {self.facts.address}: "
                 f"{error or f'no answer in {ATTACH_TIMEOUT_S:g} s'}"

@@ -7,7 +7,6 @@ import pytest
 
 from baton.core.errors import (
     DeadlineExceeded,
-    FailedPrecondition,
     IllegalTransition,
     InvalidArgument,
     ResourceExhausted,
@@ -138,7 +137,7 @@ def test_blocks_are_kept_while_a_write_reads_them(give_up, promise) -> None:
 def test_a_ticket_that_does_not_suit_is_not_written_to(ticket) -> None:
     effects = started().ticket(1.0, ticket)
     assert kinds(effects) == [handoff.TransferFailed, handoff.SendAbandon, handoff.Release]
-    assert isinstance(effects[0].error, FailedPrecondition)
+    assert isinstance(effects[0].error, Unavailable)
 
 
 def test_source_drops_what_is_late_and_refuses_what_is_wrong() -> None:
@@ -229,7 +228,7 @@ def test_reservations_are_checked_and_bounded() -> None:
     sink.reserve(1, "a")
     assert sink.reserve(1, "a") == [], "a repeated message"
     (refusal,) = sink.reserve(2, "a")
-    assert isinstance(refusal.error, FailedPrecondition)
+    assert isinstance(refusal.error, Unavailable)
     sink.reserve(3, "b")
     (refusal,) = sink.reserve(4, "c")
     assert isinstance(refusal.error, ResourceExhausted)

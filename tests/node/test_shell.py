@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.core.errors import FailedPrecondition, Unavailable
+from baton.core.errors import Unavailable
 from baton.core.kvcache import KvEvents
 from baton.core.node_effects import KvReady, TokensOut
 from baton.core.request import Request, SamplingParams
@@ -75,7 +75,7 @@ async def test_a_request_without_a_stream_for_its_tokens_can_be_tried_elsewhere(
         shell.reserve("prefill/p1", 7, REQUEST, "router")
     shell.attach("router")
     shell.prefill("router", REQUEST, target)
-    with pytest.raises(FailedPrecondition):
+    with pytest.raises(Unavailable, match="here already"):
         shell.prefill("router", REQUEST, target)
 
 

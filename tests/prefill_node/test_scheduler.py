@@ -7,7 +7,6 @@ import pytest
 from baton.core.batch import RowOutput
 from baton.core.errors import (
     DeadlineExceeded,
-    FailedPrecondition,
     IllegalTransition,
     InvalidArgument,
     NotFound,
@@ -191,7 +190,7 @@ def test_sch1_what_can_never_fit_is_refused_at_once() -> None:
 def test_the_queue_is_bounded_and_keys_are_unique() -> None:
     node = Node(max_waiting=1)
     node.add("a", 4)
-    with pytest.raises(FailedPrecondition):
+    with pytest.raises(Unavailable):
         node.add("a", 4)
     with pytest.raises(ResourceExhausted) as shed:
         node.add("b", 4)
