@@ -35,4 +35,5 @@ class RouterConfig:
     policy: str = "latency"
     risk: float = 0.5  # predictions are taken at mean + risk * sigma
     decode_weight: float = 0.1  # what a second of decode is worth against one of TTFT
-    tie_fraction: float = 0.02  # scores this close count as equal
+    tie_fraction: float = 0.02  # scores this close count as equal,
+    tie_s: float = 0.001  # and so do scores this close: predictions are no better

@@ -115,7 +115,8 @@ Leg = TypeVar("Leg", PrefillLeg, DecodeLeg)
 @dataclass(frozen=True, slots=True)
 class Policy:
     """decode_rows: whether a decode node can take anybody at all; decode_room: this one in particular. pair:
-    never less than the costs of its legs. pick: gets the pairs within `tie_fraction` of the cheapest."""
+    never less than the costs of its legs. pick: gets the pairs within `tie_fraction`, or `tie_s`, of the
+    cheapest."""
 
     prefill_room: Filter
     decode_rows: Filter
@@ -125,6 +126,7 @@ class Policy:
     pair: Callable[[PrefillLeg, DecodeLeg], Scored]
     pick: Picker
     tie_fraction: float = 0.0
+    tie_s: float = 1e-9
     name: str = field(default="")
 
     def choose(self, ask: Ask, registry: Registry) -> Choice | Blocked:
@@ -151,7 +153,7 @@ class Policy:
         second: list[tuple[float, str, DecodeLeg]],
         pairs: Allowed,
     ) -> tuple[list[Scored], int]:
-        """The pairs within `tie_fraction` of the cheapest, and how many were scored to find them."""
+        """The pairs that cost about as much as the cheapest, and how many were scored to find them."""
         limit, lowest, compared = math.inf, math.inf, 0
         close: list[Scored] = []
         for prefill_s, _, prefill in first:
@@ -166,7 +168,7 @@ class Policy:
                     close.append(scored)
                     if scored.score_s < lowest:
                         lowest = scored.score_s
-                        limit = lowest + max(abs(lowest) * self.tie_fraction, 1e-9)
+                        limit = lowest + max(abs(lowest) * self.tie_fraction, self.tie_s)
         return [pair for pair in close if pair.score_s <= limit], compared
 
 

@@ -99,6 +99,7 @@ def latency_policy(config: RouterConfig) -> Policy:
         pair=legs.pair,
         pick=spread,
         tie_fraction=config.tie_fraction,
+        tie_s=config.tie_s,
         name="latency",
     )
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
+from baton.router.nodes import Node
 from baton.router.policy import Ask, Scored
 
 
 def spread(ask: Ask, close: Sequence[Scored]) -> Scored:
-    """The pair that a hash of the request's id picks: a prefill node first, then a decode node for it.
-
-    Every router, seeing equal nodes, thus spreads its requests over them, and nobody needs dice.
+    """The pair with the fewest requests: a prefill node first, then a decode node for it. Among equals a hash
+    of the request's id picks, so that routers seeing equal nodes spread their requests without dice.
     """
     if len(close) == 1:
         return close[0]
     salt = f"{ask.request.id}:{ask.request.attempt}:"
-    prefill_id = max({pair.prefill.node.id: None for pair in close}, key=lambda name: _rank(salt, name))
+    prefills = {pair.prefill.node.id: pair.prefill.node for pair in close}
+    prefill_id = max(prefills, key=lambda name: (-_load(prefills[name]), _rank(salt, name)))
     there = [pair for pair in close if pair.prefill.node.id == prefill_id]
     salt += prefill_id + ":"
-    return max(there, key=lambda pair: _rank(salt, pair.decode.node.id))
+    return max(there, key=lambda pair: (-_load(pair.decode.node), _rank(salt, pair.decode.node.id)))
+
+
+def _load(node: Node) -> int:
+    """Requests on a node: this router's, or all that it reported if those are more."""
+    return max(node.in_flight, node.load.waiting + node.load.running)
 
 
 def _rank(salt: str, node_id: str) -> tuple[int, str]:

@@ -119,3 +119,22 @@ def test_what_no_node_can_take_is_refused_though_the_queue_is_stuck() -> None:
     [reject] = of(Reject, bench.arrive("long", prompt=5000))
     assert (reject.request_id, reject.error.code) == ("long", Code.INVALID_ARGUMENT)
     assert bench.machine.queued == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_nearly_equal_nodes_the_emptier_one_is_taken(at_once: bool) -> None:
+    """SCH2: four long streams on one decode node, then eight short requests; most go to the other."""
+    bench = Bench()
+    busy = load(Role.DECODE, running=4, context_tokens=100)
+    bench.join(
+        node("p", Role.PREFILL),
+        node("d0", Role.DECODE, load=busy),
+        node("d1", Role.DECODE, load=load(Role.DECODE)),
+    )
+    sent: Counter[str] = Counter()
+    for i in range(8):
+        [dispatch] = of(Dispatch, bench.arrive(f"r{i}"))
+        sent[dispatch.decode_node] += 1
+        if not at_once:
+            bench.step(Cancelled(f"r{i}"))
+    assert sent["d1"] >= (6 if at_once else 8)
