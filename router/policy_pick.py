@@ -24,8 +24,8 @@ def spread(ask: Ask, close: Sequence[Scored]) -> Scored:
 
 
 def _load(node: Node) -> int:
-    """Requests on a node: this router's, or all that it reported if those are more."""
-    return max(node.in_flight, node.load.waiting + node.load.running)
+    """Requests on a node: those it reported, and this router's that no report includes yet."""
+    return node.load.waiting + node.load.running + node.prefill.recent + node.decode.recent
 
 
 def _rank(salt: str, node_id: str) -> tuple[int, str]:
