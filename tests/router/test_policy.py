@@ -60,7 +60,7 @@ def test_exactly_the_pairs_close_to_the_cheapest_are_left(
         pairs,
     )
     lowest = min([pair.score_s for pair in every], default=math.inf)
-    limit = lowest + max(lowest * policy.tie_fraction, 1e-9)
+    limit = lowest + max(lowest * policy.tie_fraction, policy.tie_s)
 
     def named(scored: list[Scored]) -> set[tuple[str, str]]:
         return {(pair.prefill.node.id, pair.decode.node.id) for pair in scored}
@@ -123,7 +123,8 @@ def test_what_no_node_can_take_is_refused_though_the_queue_is_stuck() -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_of_nearly_equal_nodes_the_emptier_one_is_taken(at_once: bool) -> None:
-    """SCH2: four long streams on one decode node, then eight short requests; most go to the other."""
+    """SCH2: four long streams on one decode node, then eight short requests: one by one all go to the other
+    node, and of eight at once most do."""
     bench = Bench()
     busy = load(Role.DECODE, running=4, context_tokens=100)
     bench.join(
@@ -137,4 +138,4 @@ def test_of_nearly_equal_nodes_the_emptier_one_is_taken(at_once: bool) -> None:
         sent[dispatch.decode_node] += 1
         if not at_once:
             bench.step(Cancelled(f"r{i}"))
-    assert sent["d1"] >= (6 if at_once else 8)
+    assert sent["d1"] >= (5 if at_once else 8), sent
