@@ -11,7 +11,8 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -69,6 +70,7 @@ class Shell:
         self._max_requests = max_requests
         self._observer = observer
         self._owners: dict[Key, Owner] = {}
+        self._arriving: dict[Key, bool] = {}  # being read; True: aborted meanwhile
         self._outboxes: dict[str, Outbox] = {}
         self._snapshots: dict[int, asyncio.Future[tuple[int, tuple[bytes, ...]]]] = {}
         self._tokens = itertools.count()
@@ -116,6 +118,8 @@ class Shell:
                 f"node {self.node_id} holds {len(self._owners)} requests, its limit", retry_after_s=1.0
             )
         key = (request.id, request.attempt)
+        if self._arriving.get(key):
+            raise Unavailable("the router cancelled the request while it arrived")
         if key in self._owners:
             raise Unavailable(f"attempt {request.attempt} of request {request.id} is here already")
         in_place = target.node_id == self.node_id
@@ -132,7 +136,18 @@ class Shell:
         if router_id not in self._outboxes:
             raise Unavailable(f"router {router_id} has no Attach stream on node {self.node_id}")
 
+    @contextmanager
+    def arriving(self, key: Key) -> Iterator[None]:
+        self._arriving.setdefault(key, False)
+        try:
+            yield
+        finally:
+            self._arriving.pop(key, None)
+
     def abort(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            if key in self._arriving:
+                self._arriving[key] = True
         if keys:
             self._engine.post(cmd.AbortKeys(tuple(keys)))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import grpc
 
 from baton.core.errors import InvalidArgument
 from baton.core.model import ModelInfo
+from baton.core.node_effects import Key
 from baton.core.request import Request
 from baton.prefill_node.link import Target
 from baton.proto.v1 import prefill_node_pb2 as pb
@@ -16,6 +18,9 @@ from baton.runtime import checks, codec
 
 
 class PrefillPort(Protocol):
+    def arriving(self, key: Key) -> AbstractContextManager[None]:
+        """While a request is being read: an abort that overtakes it then still finds it."""
+
     def prefill(self, router_id: str, request: Request, target: Target) -> None:
         """Take the request, or raise a BatonError that says why not."""
 
@@ -37,6 +42,7 @@ class PrefillService(PrefillNodeServicer):
             checks.printable("decode.incarnation", request.decode.incarnation, least=1),
             checks.printable("decode.address", request.decode.address, most=512),
         )
-        sequence = await codec.checked_request(request.request, self._model)
-        self._port.prefill(router_id, sequence, target)
+        with self._port.arriving((request.request.id, request.request.attempt)):
+            sequence = await codec.checked_request(request.request, self._model)
+            self._port.prefill(router_id, sequence, target)
         return pb.PrefillResponse()

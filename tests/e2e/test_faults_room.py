@@ -63,9 +63,14 @@ async def canary_sings(world: World) -> None:
 async def test_decode_runs_out_of_blocks(world: World, count: int) -> None:
     """LIFE3: each needs 20 blocks of 24 at its end. Who gives way is computed anew, and nobody notices."""
     cases = [solid_case(world.reference, 16, 64, prefix=[40 + i]) for i in range(count)]
-    answers = await all_exact(world.cluster, cases, salt=str(count))
-    assert sum(answer.timings.preemptions for answer in answers) >= 1, "there was room for all"
-    assert all(answer.timings.retries == 0 for answer in answers)
+    preemptions = 0
+    for attempt in range(10):  # on a busy machine one may be done before the next comes
+        answers = await all_exact(world.cluster, cases, salt=f"{count} {attempt}")
+        assert all(answer.timings.retries == 0 for answer in answers)
+        preemptions += sum(answer.timings.preemptions for answer in answers)
+        if preemptions:
+            break
+    assert preemptions >= 1, "there was room for all"
     await canary_sings(world)
 
 

@@ -111,3 +111,16 @@ async def test_an_effect_that_fails_is_a_fault_of_the_node_and_the_others_are_ca
     await asyncio.sleep(0)
     assert [type(fault) for fault in faults] == [AttributeError]
     assert published == [KvEvents(stored=[b"a"])]
+
+
+async def test_an_abort_that_overtakes_its_request_still_ends_it() -> None:
+    engine = Engine()
+    shell, target = shell_on(engine), Target("node", "i1", "")
+    shell.attach("router")
+    with shell.arriving(("r", 0)):
+        shell.abort([("r", 0)])
+        with pytest.raises(Unavailable, match="cancelled"):
+            shell.prefill("router", REQUEST, target)
+    assert not any(isinstance(command, cmd.Add) for command in engine.posted)
+    with shell.arriving(("r", 0)):  # the same key may come again
+        shell.prefill("router", REQUEST, target)
