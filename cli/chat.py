@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from baton.cli.calls import connected, in_words
@@ -46,7 +47,8 @@ class Conversation:
 def chat(endpoint: str, options: Options, system: str | None) -> None:
     """Until /exit, Ctrl-D, or Ctrl-C twice at the prompt. A script's conversation ends at the first error."""
     person = sys.stdin.isatty()
-    with connected(endpoint) as channel:
+    # Ctrl-C anywhere but in an answer and at the first prompt that meets it: leave.
+    with connected(endpoint) as channel, contextlib.suppress(KeyboardInterrupt):
         conversation = Conversation(InferenceStub(channel), endpoint, options, system)
         if person:
             notes.print("[dim]Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists commands[/]")
