@@ -2,7 +2,7 @@
 
 The router runs in a process of its own; scripted nodes and 256 client streams run here. Rates are per second
 of the measured process's CPU time (all its threads), so that neighbours on the machine do not count: one
-core's worth. The limit beside each is a bare grpc.aio server writing messages of the same size.
+core's worth. Beside each stands the goal, and what a bare grpc.aio server does with messages of that size.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ PACED_TOKENS = 100
 FAST_TOKENS = 1000
 FIRST_TOKENS = 200
 READY_TIMEOUT_S = 20.0
+SINGLE_GOAL = 8_000.0
+JOINED_GOAL = 20_000.0
 
 
 @dataclass(slots=True)
@@ -63,22 +65,22 @@ def run() -> list[Figure]:
 async def _run() -> list[Figure]:
     echo = await _measure_echo()
     single, joined, added_s = await _measure_router()
-    limit = echo.messages / echo.cpu_s
+    echo_rate = echo.messages / echo.cpu_s
     return [
         Figure(
-            "router, one message per token",
+            f"router, {single.messages / single.tokens:.2f} messages per token",
             single.tokens / single.cpu_s,
             "tokens/s per core",
-            limit,
-            f"bare grpc.aio messages/s per core ({single.messages / single.tokens:.2f} messages per token)",
-            0.4,
+            SINGLE_GOAL,
+            f"goal; bare grpc.aio makes {echo_rate:,.0f} messages/s",
+            1.0,
         ),
         Figure(
-            "router, streams that fall behind",
+            f"router, streams fall behind, {joined.tokens / joined.messages:.1f} tokens per message",
             joined.tokens / joined.cpu_s,
             "tokens/s per core",
-            limit,
-            f"bare grpc.aio messages/s per core ({joined.tokens / joined.messages:.1f} tokens per message)",
+            JOINED_GOAL,
+            f"goal; bare grpc.aio makes {echo_rate:,.0f} messages/s",
             1.0,
         ),
         Figure("router, added to TTFT (p50)", added_s * 1e3, "ms", 2.0, "2 ms", 1.0, False),
