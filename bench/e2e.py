@@ -147,7 +147,9 @@ async def _soak(client: AsyncClient, count: int) -> None:
 
 
 def _private_bytes(pid: int) -> int:
-    return int(psutil.Process(pid).memory_full_info().uss)
+    """Anonymous memory: without mapped files, and without the KV pool, which lies in shared memory."""
+    info = psutil.Process(pid).memory_info()
+    return int(info.rss - info.shared)
 
 
 def _weights_bytes(loaded: LoadedModel) -> int:
