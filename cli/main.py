@@ -61,6 +61,17 @@ Timeout = Annotated[
 ]
 
 
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "--file", "-f", help="The deployment's YAML file.")
+]
+PrefixCaching = Annotated[
+    bool | None, typer.Option("--prefix-caching/--no-prefix-caching", help="Keep KV for reuse.")
+]
+LogLevel = Annotated[
+    str | None, typer.Option(help="debug, info, warning or error; default: info, on a terminal warning.")
+]
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         version()
@@ -79,9 +90,7 @@ def root(
 @app.command()
 def serve(  # noqa: PLR0913 - a command has as many parameters as options
     model: Annotated[str | None, typer.Argument(help="A folder, a .gguf file, a hub name, or demo.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "--file", "-f", help="The deployment's YAML file.")
-    ] = None,
+    config: ConfigFile = None,
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill nodes.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="Decode nodes.")] = None,
     both: Annotated[int | None, typer.Option(min=0, help="Nodes that do both.")] = None,
@@ -91,14 +100,9 @@ def serve(  # noqa: PLR0913 - a command has as many parameters as options
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="KV pool of each node, like 2GiB.")] = None,
-    prefix_caching: Annotated[
-        bool | None, typer.Option("--prefix-caching/--no-prefix-caching", help="Keep KV for reuse.")
-    ] = None,
+    prefix_caching: PrefixCaching = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log level info.")] = False,
-    log_level: Annotated[
-        str | None,
-        typer.Option(help="debug, info, warning or error; default: info, on a terminal warning."),
-    ] = None,
+    log_level: LogLevel = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: section.key=value.")
