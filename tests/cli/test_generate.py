@@ -6,6 +6,7 @@ import asyncio
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 from collections.abc import Callable
@@ -72,21 +73,29 @@ async def test_chat_commands_and_what_is_remembered() -> None:
     assert "no such command: /nonsense (/help lists them)" in err
 
 
-def at_terminal(address: str, args: list[str], act: Callable[[subprocess.Popen[bytes], int], None]) -> str:
-    """Run baton on a terminal; what it showed, and its exit code. act: called at its first output."""
+def shown_next(terminal: int) -> bytes:
+    """The next output; b"" at the program's end. Fails where nothing comes for long."""
+    assert select.select([terminal], [], [], 30.0)[0], "the terminal stays silent"
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # that is how a terminal ends
+        return b""
+
+
+def at_terminal(
+    address: str, args: list[str], act: Callable[[subprocess.Popen[bytes], int, bytes], None]
+) -> str:
+    """Run baton on a terminal; what it showed, and its exit code. act: called with its first output."""
     terminal, inner = pty.openpty()
     environ = os.environ | {"BATON_ENDPOINT": address, "TERM": "xterm"}
     process = subprocess.Popen([BATON, *args], stdin=inner, stdout=inner, stderr=inner, env=environ)
     os.close(inner)
     seen = b""
     try:
-        while True:
-            piece = os.read(terminal, 4096)
+        while piece := shown_next(terminal):
             if not seen:
-                act(process, terminal)
+                act(process, terminal, piece)
             seen += piece
-    except OSError:  # that is how a terminal ends
-        pass
     finally:
         process.kill()
         process.wait()
@@ -98,7 +107,7 @@ async def test_ctrl_c_ends_the_line() -> None:
     async with router_with(node(0.02, "a" * 500)) as cluster:
         shown = await asyncio.to_thread(
             at_terminal, cluster.app.address, ["generate", "x", "--max-tokens", "500"],
-            lambda process, _: process.send_signal(signal.SIGINT),
+            lambda process, *_: process.send_signal(signal.SIGINT),
         )  # fmt: skip
         await cluster.all_idle(2.0)
     assert shown.endswith("a\r\n[130]")
@@ -113,11 +122,10 @@ async def test_a_person_is_told_why_the_answer_stops() -> None:
 
 
 async def test_ctrl_c_at_the_prompt_says_how_to_leave_and_then_leaves() -> None:
-    def twice(process: subprocess.Popen[bytes], terminal: int) -> None:
-        seen = b""
+    def twice(process: subprocess.Popen[bytes], terminal: int, seen: bytes) -> None:
         for wanted in (rb"> ", rb"(?s)Ctrl-D leaves.*> "):
             while not re.search(wanted, seen):
-                seen += os.read(terminal, 4096)
+                seen += shown_next(terminal)
             process.send_signal(signal.SIGINT)
 
     async with router_with(node()) as cluster:
