@@ -107,8 +107,8 @@ async def test_a_cancel_in_each_state(world: World) -> None:
         finally:
             cluster.signal("prefill-0", signal.SIGCONT)
         await cluster.idle(PATIENCE_S)
-        # The cancel follows the request, so tokens may be made before it is known, but not all of them.
-        assert (await cluster.node("decode-0")).load.steps < steps + len(world.streaming.want.token_ids)
+        # The cancel follows the request, so a few tokens may be made before it is known.
+        assert (await cluster.node("decode-0")).load.steps < steps + len(world.streaming.want.token_ids) / 2
         chunks = Streaming(cluster, world.long, salt=f"chunk {round_number}")
         await load_is(cluster, "prefill-0", running=1)
         await chunks.cancelled()

@@ -171,14 +171,17 @@ async def test_a_node_that_stands_still(world: World, name: str) -> None:
         cluster.signal(name, signal.SIGSTOP)
     try:
         stopped_s = time.monotonic()
+        await asyncio.sleep(0.2)  # what was on its way arrives; the lease is longer
+        caught = [stream for stream in held if not stream.over]
+        assert caught, "all were done before the node stood still"
         await state_is(cluster, name, "suspect", "lost", within_s=LOST_WITHIN_S)
         for case in world.short:
             answer = await exact(cluster, case, salt=name)
             assert other in (answer.timings.prefill_node, answer.timings.decode_node)
         await state_is(cluster, name, "lost", within_s=LOST_WITHIN_S)
         assert time.monotonic() - stopped_s < 2 * LOST_WITHIN_S
-        answers = [await stream.exact() for stream in held]
-        assert any(answer.timings.retries for answer in answers), "nothing was held up"
+        for stream in held:
+            assert (await stream.exact()).timings.retries == (1 if stream in caught else 0)
     finally:
         cluster.signal(name, signal.SIGCONT)
     await cluster.up(*NODES)
