@@ -98,7 +98,7 @@ class LoadedModel:
     def runner(self, num_blocks: int, memory: torch.Tensor | None = None, name: str = "") -> TorchRunner:
         """memory: where the pool lives (see `KvPool`); None: private memory of this process."""
         pool = KvPool(self.kv_shape(num_blocks), memory)
-        return TorchRunner(self.model, pool, self.info(num_blocks, name))
+        return TorchRunner(self.model, pool, self.info(num_blocks, name), self.config.torch_dtype)
 
 
 def load(config: EngineConfig) -> LoadedModel:

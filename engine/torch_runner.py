@@ -19,11 +19,15 @@ _LOGIT_ROWS = 64
 
 
 class TorchRunner:
-    """A `ModelRunner`. Everything about a request comes in its Row."""
+    """A `ModelRunner`. Everything about a request comes in its Row. dtype: of activations; None: the
+    pool's."""
 
-    def __init__(self, model: DecoderModel, pool: KvPool, info: ModelInfo) -> None:
+    def __init__(
+        self, model: DecoderModel, pool: KvPool, info: ModelInfo, dtype: torch.dtype | None = None
+    ) -> None:
         self.info = info
         self.pool = pool
+        self._dtype = dtype or pool.shape.dtype
         self._model = model
         self._sampler = Sampler(info.vocab_size)
 
@@ -37,7 +41,7 @@ class TorchRunner:
         hidden = torch.empty(0)
         if batch.tokens:
             spans = [RowSpan(row.start, row.length, row.block_table) for row in rows]
-            plan = make_plan(spans, self.pool.shape.block_size, self.pool.shape.dtype)
+            plan = make_plan(spans, self.pool.shape.block_size, self._dtype)
             token_ids = torch.tensor([t for row in rows for t in row.token_ids], dtype=torch.int64)
             entered = time.perf_counter()
             hidden = self._model.forward(token_ids, plan, self.pool, torch.tensor(wanted.tokens).long())

@@ -11,7 +11,7 @@ import torch
 
 from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
-from baton.kernels.attention import AttentionParams, AttentionPlan, attention, write_kv
+from baton.kernels.attention import AttentionParams, AttentionPlan, KvLayer, attention, write_kv
 from baton.kernels.linear import linear
 from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope import rotate_, tables
@@ -85,7 +85,7 @@ class LlamaModel:
         layer: LayerWeights,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        kv_layer: torch.Tensor,
+        kv_layer: KvLayer,
         plan: AttentionPlan,
     ) -> torch.Tensor:
         """Queries, rotated, [tokens, heads, head_dim]; keys and values go to the pool."""

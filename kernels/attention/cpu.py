@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from baton.kernels.attention.kv_layer import KvLayer, dequantize_kv
 from baton.kernels.attention.plan import AttentionParams, AttentionPlan, DecodeGroup, PrefillRow
 
 
 def attention(
     q: torch.Tensor,
-    layer: torch.Tensor,
+    layer: KvLayer,
     plan: AttentionPlan,
     params: AttentionParams,
 ) -> torch.Tensor:
@@ -29,14 +30,11 @@ def attention(
     return out
 
 
-def _decode(
-    q: torch.Tensor, layer: torch.Tensor, group: DecodeGroup, params: AttentionParams
-) -> torch.Tensor:
+def _decode(q: torch.Tensor, layer: KvLayer, group: DecodeGroup, params: AttentionParams) -> torch.Tensor:
     rows, heads, head_dim = q.shape
-    kv_heads = layer.shape[3]
+    kv_heads = layer.kv_heads
     keys, values = (
-        layer[:, part]
-        .index_select(0, group.blocks)
+        _gathered(layer, part, group.blocks, q.dtype)
         .view(rows, -1, kv_heads, head_dim)[:, group.seen]
         .transpose(1, 2)
         for part in (0, 1)
@@ -46,13 +44,12 @@ def _decode(
     return out.reshape(rows, heads, head_dim)
 
 
-def _prefill(q: torch.Tensor, layer: torch.Tensor, row: PrefillRow, params: AttentionParams) -> torch.Tensor:
+def _prefill(q: torch.Tensor, layer: KvLayer, row: PrefillRow, params: AttentionParams) -> torch.Tensor:
     length, heads, head_dim = q.shape
-    kv_heads = layer.shape[3]
+    kv_heads = layer.kv_heads
     group = heads // kv_heads
     keys, values = (
-        layer[:, part]
-        .index_select(0, row.blocks)
+        _gathered(layer, part, row.blocks, q.dtype)
         .view(-1, kv_heads, head_dim)[: row.keys]
         .transpose(0, 1)
         .unsqueeze(1)
@@ -62,6 +59,15 @@ def _prefill(q: torch.Tensor, layer: torch.Tensor, row: PrefillRow, params: Atte
     queries = q.view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     out = _attend(queries, keys, values, row.mask, params, causal=row.mask is None)
     return out.permute(2, 0, 1, 3).reshape(length, heads, head_dim)
+
+
+def _gathered(layer: KvLayer, part: int, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[blocks, block_size, kv_heads, head_dim]: their keys (part 0) or values (1)."""
+    codes, scales = layer
+    gathered = codes[:, part].index_select(0, blocks)
+    if scales is None:
+        return gathered.to(dtype)
+    return dequantize_kv(gathered, scales[:, part].index_select(0, blocks), dtype)
 
 
 def _attend(

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import torch
 
+from baton.kernels.attention.kv_layer import KvLayer, dequantize_kv
 from baton.kernels.attention.plan import AttentionParams, AttentionPlan, RowSpan, visible
 
 
 def attention(
     q: torch.Tensor,
-    layer: torch.Tensor,
+    layer: KvLayer,
     plan: AttentionPlan,
     params: AttentionParams,
 ) -> torch.Tensor:
     softcap = params.softcap
     out = torch.empty_like(q)
-    group = q.shape[1] // layer.shape[3]
+    group = q.shape[1] // layer.kv_heads
     token = 0
     for span in plan.spans:
         end = token + span.length
-        keys, values = context_of(layer, span, plan.block_size)
+        keys, values = context_of(layer, span, plan.block_size, q.dtype)
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[token:end], keys) * params.scale
         if softcap is not None:
@@ -31,13 +32,15 @@ def attention(
     return out
 
 
-def context_of(layer: torch.Tensor, span: RowSpan, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def context_of(
+    layer: KvLayer, span: RowSpan, block_size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The row's keys and values by position: two [context, kv_heads, head_dim]."""
-    slots = [(span.block_table[p // block_size], p % block_size) for p in range(span.context)]
-    if not slots:
-        empty = layer.new_empty((0, *layer.shape[3:]))
-        return empty, empty
-    return (
-        torch.stack([layer[block, 0, offset] for block, offset in slots]),
-        torch.stack([layer[block, 1, offset] for block, offset in slots]),
-    )
+    positions = torch.arange(span.context, device=layer.codes.device)
+    table = torch.tensor(list(span.block_table), dtype=torch.int64, device=layer.codes.device)
+    blocks, offsets = table[positions // block_size], positions % block_size
+    kv = layer.codes[blocks, :, offsets]
+    if layer.scales is not None:
+        kv = dequantize_kv(kv, layer.scales[blocks, :, offsets], dtype)
+    keys, values = kv.to(dtype).unbind(1)
+    return keys, values

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def test_clear_touches_those_blocks_only() -> None:
 
 def test_layers_are_views() -> None:
     pool = KvPool(SHAPE)
-    pool.layer(1)[3, 1, 2] = 7.0
+    pool.layer(1).codes[3, 1, 2] = 7.0
     assert pool.tensor[3, 1, 1, 2].eq(7).all()
     assert pool.tensor.sum() == 7 * 16
 
@@ -40,5 +42,31 @@ def test_given_memory_is_used_in_place_and_kept_but_for_the_null_block(dtype: to
 
 
 def test_too_little_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs 1920 elements, the memory has 1919"):
+    with pytest.raises(ValueError, match="needs 7680 bytes, not 7676"):
         KvPool(SHAPE, torch.zeros(1919))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_quantised_layer_of_a_block_is_codes_then_scales(dtype: torch.dtype) -> None:
+    shape = replace(SHAPE, dtype=dtype)
+    pool = KvPool(shape)
+    assert pool.tensor.shape == (5, 3, 2 * 4 * 2 * (8 + 2))
+    assert shape.total_bytes == pool.tensor.nbytes
+    layer = pool.layer(1)
+    assert layer.codes.shape == (5, 2, 4, 2, 8)
+    assert layer.scales is not None
+    assert layer.scales.shape == (5, 2, 4, 2)
+    layer.codes[3] = 1.0
+    layer.scales[3] = 2.0
+    pool.clear([0, 4])
+    assert pool.tensor[3, 0].eq(0).all()
+    assert pool.tensor[3, 1, :128].eq(torch.ones(1, dtype=dtype).view(torch.uint8)).all()
+    assert pool.tensor[3, 1, 128:].view(torch.bfloat16).eq(2.0).all()
+    assert pool.tensor[2].eq(0).all()
+    pool.clear([3])
+    assert pool.tensor.eq(0).all()
+
+
+def test_int8_holds_nearly_twice_the_tokens_of_bfloat16() -> None:
+    bfloat16 = KvShape(1, 30, 16, 3, 64, torch.bfloat16)
+    assert bfloat16.token_bytes / replace(bfloat16, dtype=torch.int8).token_bytes >= 1.9

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton.kernels.attention import AttentionParams, RowSpan, attention, cpu, make_plan, reference, write_kv
+from baton.kernels.attention import (
+    AttentionParams,
+    KvLayer,
+    RowSpan,
+    attention,
+    cpu,
+    make_plan,
+    reference,
+    write_kv,
+)
 
 ROWS = [(0, 1), (0, 17), (39, 1), (16, 1), (12, 5), (0, 0), (3, 0), (7, 1)]  # (start, length)
 
@@ -52,7 +61,7 @@ class Scene:
             torch.stack((k[s.start :], v[s.start :]), 1)
             for s, k, v in zip(self.spans, self.keys, self.values, strict=True)
         ]
-        write_kv(self.layer, torch.cat(new), self.plan)
+        write_kv(KvLayer(self.layer), torch.cat(new), self.plan)
 
     def dense(self, window: int | None, softcap: float | None) -> torch.Tensor:
         out = []
@@ -70,7 +79,7 @@ class Scene:
 
     def paged(self, module: object, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
         params = AttentionParams(self.head_dim**-0.5, window, softcap)
-        return module.attention(self.q, self.layer, self.plan, params)
+        return module.attention(self.q, KvLayer(self.layer), self.plan, params)
 
 
 @pytest.mark.parametrize("path", [cpu, reference], ids=["cpu", "reference"])
@@ -136,7 +145,7 @@ def test_what_other_blocks_hold_has_no_effect() -> None:
 
 def test_no_rows() -> None:
     plan = make_plan([], 4)
-    layer = torch.zeros(2, 2, 4, 2, 16)
+    layer = KvLayer(torch.zeros(2, 2, 4, 2, 16))
     write_kv(layer, torch.zeros(0, 2, 2, 16), plan)
     assert attention(torch.zeros(0, 6, 16), layer, plan, AttentionParams(0.25)).shape == (0, 6, 16)
 
@@ -159,16 +168,16 @@ def test_addresses_beyond_32_bits() -> None:
             spans = [RowSpan(0, block_size + 1, [far, near])]
             plan = make_plan(spans, block_size)
             kv = torch.randn(block_size + 1, 2, kv_heads, head_dim)
-            write_kv(pool[:, 0], kv, plan)
+            write_kv(KvLayer(pool[:, 0]), kv, plan)
             torch.testing.assert_close(pool[far, 0].transpose(0, 1), kv[:block_size], atol=0, rtol=0)
             torch.testing.assert_close(pool[near, 0, :, 0], kv[block_size], atol=0, rtol=0)
             q, params = torch.randn(block_size + 1, kv_heads, head_dim), AttentionParams(0.1)
             small = torch.zeros(3, 2, block_size, kv_heads, head_dim)
             same = make_plan([RowSpan(0, block_size + 1, [1, 2])], block_size)
-            write_kv(small, kv, same)
+            write_kv(KvLayer(small), kv, same)
             torch.testing.assert_close(
-                cpu.attention(q, pool[:, 0], plan, params),
-                cpu.attention(q, small, same, params),
+                cpu.attention(q, KvLayer(pool[:, 0]), plan, params),
+                cpu.attention(q, KvLayer(small), same, params),
                 atol=0,
                 rtol=0,
             )
