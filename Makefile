@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE := $(wildcard kernels/native/src/*)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # `python -m` would put the root on sys.path, where our kernels/ and proto/ shadow packages of those names.
@@ -60,12 +61,12 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed-runtime: pyproject.toml constraints.txt | $(VENV)/.made
+$(VENV)/.installed-runtime: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.made
 	$(PIP) -e .
 	@touch $@
 
 # Satisfies the runtime stamp too, so that `make demo` after `make test` installs nothing.
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/.made
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.made
 	$(PIP) -e '.[dev]'
 	@touch $(VENV)/.installed-runtime $@
 

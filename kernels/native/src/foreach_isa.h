@@ -1,0 +1,26 @@
+// Compiles BATON_SOURCE once per instruction set, each in a namespace of its own. No include guard: one use per .cpp.
+#include "baton.h"
+
+#define BATON_ISA avx2
+#define BATON_AVX512 0
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,bmi2")
+#include "simd.inl"
+namespace baton::BATON_ISA {
+#include BATON_SOURCE
+}
+#pragma GCC pop_options
+#undef BATON_ISA
+#undef BATON_AVX512
+
+#define BATON_ISA avx512
+#define BATON_AVX512 1
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#include "simd.inl"
+namespace baton::BATON_ISA {
+#include BATON_SOURCE
+}
+#pragma GCC pop_options
+#undef BATON_ISA
+#undef BATON_AVX512

@@ -1,0 +1,141 @@
+// Sixteen fp32 lanes: one register with AVX-512, two with AVX2. Every operation works lane by lane or in one fixed
+// order, so both instruction sets give the same bits. Included once per instruction set.
+
+namespace baton::BATON_ISA {
+
+constexpr int kLanes = 16;
+
+#if BATON_AVX512
+
+struct F16 {
+  __m512 v;
+
+  static F16 zero() { return {_mm512_setzero_ps()}; }
+  static F16 set(float x) { return {_mm512_set1_ps(x)}; }
+  static F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  // The first n lanes (0 <= n <= 16), zeros beyond; nothing beyond is touched. For tails: slow with AVX2.
+  static F16 load(const float* p, int n) { return {_mm512_maskz_loadu_ps(mask(n), p)}; }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  void store(float* p, int n) const { _mm512_mask_storeu_ps(p, mask(n), v); }
+  static __mmask16 mask(int n) { return static_cast<__mmask16>(_bzhi_u32(0xffff, n)); }
+};
+
+static inline F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+// a * b + c, rounded once
+static inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+static inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+// To the nearest integer, ties to even.
+static inline F16 round(F16 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+// a * 2^n for integral n in [-126, 127]
+static inline F16 scale2(F16 a, F16 n) {
+  const __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
+  return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(bits))};
+}
+
+static inline void halves(F16 a, __m256* low, __m256* high) {
+  *low = _mm512_castps512_ps256(a.v);
+  *high = _mm512_extractf32x8_ps(a.v, 1);
+}
+
+#else
+
+struct F16 {
+  __m256 lo, hi;
+
+  static F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static F16 set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static F16 load(const float* p, int n) {
+    return {_mm256_maskload_ps(p, mask(n)), n > 8 ? _mm256_maskload_ps(p + 8, mask(n - 8)) : _mm256_setzero_ps()};
+  }
+  void store(float* p) const {
+    _mm256_storeu_ps(p, lo);
+    _mm256_storeu_ps(p + 8, hi);
+  }
+  void store(float* p, int n) const {
+    _mm256_maskstore_ps(p, mask(n), lo);
+    if (n > 8) _mm256_maskstore_ps(p + 8, mask(n - 8), hi);
+  }
+  static __m256i mask(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+};
+
+static inline F16 operator+(F16 a, F16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+static inline F16 operator-(F16 a, F16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+static inline F16 operator*(F16 a, F16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+static inline F16 operator/(F16 a, F16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+static inline F16 fma(F16 a, F16 b, F16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+static inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+static inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+static inline F16 round(F16 a) {
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
+}
+static inline __m256 scale2_half(__m256 a, __m256 n) {
+  const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(bits));
+}
+static inline F16 scale2(F16 a, F16 n) { return {scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi)}; }
+
+static inline void halves(F16 a, __m256* low, __m256* high) {
+  *low = a.lo;
+  *high = a.hi;
+}
+
+#endif
+
+// The sum of all lanes, always paired the same way: 8 apart, then 4, 2, 1.
+static inline float sum(F16 a) {
+  __m256 low, high;
+  halves(a, &low, &high);
+  const __m256 eight = _mm256_add_ps(low, high);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline float max_lane(F16 a) {
+  __m256 low, high;
+  halves(a, &low, &high);
+  const __m256 eight = _mm256_max_ps(low, high);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+// e^x: range reduction by ln 2 in two parts, then a polynomial of degree 6 (Cephes' expf coefficients); 2 ulp.
+// Below -87.3 (and for -inf): 0. NaN gives NaN.
+static inline F16 exp(F16 x) {
+  // The constants first: min and max give their second operand when one is NaN.
+  const F16 clipped = max(F16::set(-87.3365478515625f), min(F16::set(88.3762626647949f), x));
+  const F16 n = round(clipped * F16::set(1.44269504088896341f));
+  F16 r = fma(n, F16::set(-0.693359375f), clipped);
+  r = fma(n, F16::set(2.12194440e-4f), r);
+  F16 p = F16::set(1.9875691500e-4f);
+  p = fma(p, r, F16::set(1.3981999507e-3f));
+  p = fma(p, r, F16::set(8.3334519073e-3f));
+  p = fma(p, r, F16::set(4.1665795894e-2f));
+  p = fma(p, r, F16::set(1.6666665459e-1f));
+  p = fma(p, r, F16::set(5.0000001201e-1f));
+  p = fma(p, r * r, r + F16::set(1.0f));
+  const F16 y = scale2(p, n);
+#if BATON_AVX512
+  return {_mm512_mask_mov_ps(y.v, _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.3365478515625f), _CMP_LT_OQ),
+                             _mm512_setzero_ps())};
+#else
+  const __m256 floor = _mm256_set1_ps(-87.3365478515625f);
+  return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, floor, _CMP_LT_OQ), y.lo),
+          _mm256_andnot_ps(_mm256_cmp_ps(x.hi, floor, _CMP_LT_OQ), y.hi)};
+#endif
+}
+
+}  // namespace baton::BATON_ISA
