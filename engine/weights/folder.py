@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from baton.core.errors import InvalidArgument
 from baton.engine.weights.source import Shape, digest_of
+from baton.kernels.quantize import QuantizedWeight
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -19,6 +20,8 @@ _INDEX = "model.safetensors.index.json"
 
 class SafetensorsFolder:
     """All shards, opened. InvalidArgument if there are none, one is damaged, or the index names others."""
+
+    spare: frozenset[str] = frozenset()
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
@@ -29,7 +32,16 @@ class SafetensorsFolder:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._by_name.items()}
 
     def copy_into(self, name: str, out: torch.Tensor) -> None:
-        out.copy_(self._by_name[name].get_tensor(name))
+        out.copy_(self.tensor(name))
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        """Never: what its tensors mean together is `QuantizedFolder`'s to know."""
+        return None
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """As stored."""
+        tensor: torch.Tensor = self._by_name[name].get_tensor(name)
+        return tensor
 
     def digest(self) -> str:
         def reader(name: str, file: Any) -> Any:

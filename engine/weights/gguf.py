@@ -1,7 +1,8 @@
 """A GGUF file as a weight source and a model config. Format: ggml's docs/gguf.md.
 
-Quantised tensors are dequantised as they are copied. Files of architecture `llama` store the rows of q and k
-so that rotation pairs lie side by side; that is undone here, since everything else uses the half layout.
+Blocks of Q4_0, Q4_1 and Q8_0 are also given as they are; copying dequantises. Files of architecture `llama`
+store the rows of q and k so that rotation pairs lie side by side; that is undone here, since everything else
+uses the half layout.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import torch
 from baton.core.errors import InvalidArgument
 from baton.engine.config import DecoderConfig
 from baton.engine.rope import Rope
-from baton.engine.weights.source import Shape, digest_of
+from baton.engine.weights.gguf_blocks import as_weight
+from baton.engine.weights.source import Shape, all_finite, digest_of
+from baton.kernels.quantize import QuantizedWeight
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _GLOBAL = {
@@ -60,6 +63,8 @@ class _Reader(gguf.GGUFReader):
 class GgufFile:
     """Opened and checked for being whole; InvalidArgument naming the file if it is not."""
 
+    spare: frozenset[str] = frozenset()
+
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         try:
@@ -89,6 +94,18 @@ class GgufFile:
         if not values.flags.writeable:
             values = values.copy()
         out.copy_(torch.from_numpy(values).view(out.shape))
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        tensor = self._tensors[name]
+        weight = as_weight(tensor.data, tensor.tensor_type)
+        if weight is None:
+            return None
+        if not all_finite(weight):
+            raise InvalidArgument(f"{self.where}: {tensor.name} has scales that are no finite numbers")
+        if self.architecture == "llama" and (which := _PERMUTED.search(name)):
+            rows = np.arange(weight.out_features)
+            return weight.rows(torch.from_numpy(_side_by_side_to_half(rows, self._heads(which[1]))))
+        return weight
 
     def digest(self) -> str:
         def reader(tensor: Any) -> Any:

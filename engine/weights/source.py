@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from baton.core.errors import InvalidArgument
+from baton.kernels.quantize import QuantizedWeight
 
 Shape = tuple[int, ...]
 
@@ -21,15 +22,21 @@ _NAMED = 5  # names spelled out in an error before the rest is counted
 
 
 class WeightSource(Protocol):
-    """A checkpoint, opened. where: its file or folder, for messages."""
+    """A checkpoint, opened. where: its file or folder, for messages. spare: parameters that it holds and that
+    a model may leave unused."""
 
     where: str
+    spare: frozenset[str]
 
     def shapes(self) -> Mapping[str, Shape]:
         """All parameters it holds."""
 
     def copy_into(self, name: str, out: torch.Tensor) -> None:
         """Write a parameter into `out`, which has its shape, converting to its dtype."""
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        """A matrix as it is stored, its codes untouched; None where it is not, or not so that it can be used.
+        `copy_into` gives the same values."""
 
     def digest(self) -> str:
         """Over names, shapes and contents as stored."""
@@ -40,8 +47,13 @@ def check_complete(source: WeightSource, wanted: Mapping[str, Shape], *, ignored
     names that may be there without use."""
     held = source.shapes()
     suffixes = tuple(ignored)
+    spare = source.spare
     missing = [name for name in wanted if name not in held]
-    unexpected = [name for name in held if name not in wanted and not (suffixes and name.endswith(suffixes))]
+    unexpected = [
+        name
+        for name in held
+        if name not in wanted and name not in spare and not (suffixes and name.endswith(suffixes))
+    ]
     wrong = [
         f"{name} is {list(held[name])}, not {list(shape)}"
         for name, shape in wanted.items()
@@ -54,6 +66,12 @@ def check_complete(source: WeightSource, wanted: Mapping[str, Shape], *, ignored
     ]
     if problems:
         raise InvalidArgument(f"{source.where} does not hold this model's parameters; {'; '.join(problems)}")
+
+
+def all_finite(weight: QuantizedWeight) -> bool:
+    """Whether it stands for numbers throughout."""
+    tensors = (weight.scale, weight.offset)
+    return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
 def digest_of(parts: Mapping[str, Callable[[], tuple[str, memoryview]]]) -> str:
