@@ -30,7 +30,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A node's KV memory: `tensor` has `layout.shape` and dtype, contiguous."""
+    """A node's KV memory: `tensor` has `layout.tensor_shape` and `layout.tensor_dtype`, contiguous."""
 
     tensor: torch.Tensor
     layout: KvLayout

@@ -2,8 +2,10 @@
 
 A pool is one array `[num_blocks, layers, 2, block_size, heads, head_dim]` (2: key, value): a block is
 contiguous over all its layers, so the common case (equal layouts, whole blocks) is one copy per block, and
-a layer's slice of a block is contiguous too. Layers and heads are half-open *global* ranges, so ranks that
-hold a part of them (TP, PP) speak the same language. Block 0 of every pool is the null block: never copied.
+a layer's slice of a block, its *record*, is contiguous too. A quantised record is codes, one per element,
+then the scales `[2, block_size, heads]`, so they travel together. Layers and heads are half-open *global*
+ranges, so ranks that hold a part of them (TP, PP) speak the same language. Block 0 of every pool is the null
+block: never copied.
 """
 
 from __future__ import annotations
@@ -13,8 +15,16 @@ from dataclasses import dataclass
 
 from baton.core.errors import FailedPrecondition
 
-# Each converts to each other one with a single, exact rounding (a widening is lossless).
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Each converts to each other one: plain ones with a single, exact rounding (a widening is lossless), into
+# quantised ones as if the vectors were written there anew.
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+QUANTIZED = frozenset({"int8", "float8_e4m3fn"})
+SCALE_BYTES = 2  # bfloat16, one per vector
+
+
+def vector_bytes(head_dim: int, dtype: str) -> int:
+    """One head's key or value of one token, with its scale where there is one."""
+    return head_dim * ITEM_BYTES[dtype] + (SCALE_BYTES if dtype in QUANTIZED else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +50,30 @@ class KvLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
+        """Of the vectors, or of their codes."""
         return (self.num_blocks, self.layers, 2, self.block_size, self.heads, self.head_dim)
 
     @property
+    def quantized(self) -> bool:
+        return self.dtype in QUANTIZED
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """Of the pool as a tensor: `shape`, or bytes by record where codes and scales share the memory."""
+        return (self.num_blocks, self.layers, self.record_bytes) if self.quantized else self.shape
+
+    @property
+    def tensor_dtype(self) -> str:
+        return "uint8" if self.quantized else self.dtype
+
+    @property
+    def record_bytes(self) -> int:
+        """One layer of one block."""
+        return 2 * self.block_size * self.heads * vector_bytes(self.head_dim, self.dtype)
+
+    @property
     def block_bytes(self) -> int:
-        return self.layers * 2 * self.block_size * self.heads * self.head_dim * ITEM_BYTES[self.dtype]
+        return self.layers * self.record_bytes
 
     @property
     def pool_bytes(self) -> int:

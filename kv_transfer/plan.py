@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from baton.kv_transfer.layout import ITEM_BYTES, KvLayout, Part, part_of
+from baton.kv_transfer.layout import KvLayout, Part, part_of, vector_bytes
 from baton.kv_transfer.writes import Write
 
 
@@ -84,13 +84,13 @@ def _continues(last: CopyOp, op: CopyOp) -> bool:
 
 
 def op_bytes(op: CopyOp, layout: KvLayout, dtype: str) -> int:
-    """Payload of `op` in items of `dtype`; `layout` is either side's (they agree on head_dim)."""
+    """Payload of `op` in `dtype`, scales included; `layout` is either side's (they agree on head_dim)."""
     return op.blocks * op.tokens * _token_bytes(op.part, layout, dtype)
 
 
 def _token_bytes(part: Part, layout: KvLayout, dtype: str) -> int:
     vectors = 2 * (part.layer_end - part.layer_start) * (part.head_end - part.head_start)
-    return vectors * layout.head_dim * ITEM_BYTES[dtype]
+    return vectors * vector_bytes(layout.head_dim, dtype)
 
 
 def split(op: CopyOp, layout: KvLayout, dtype: str, limit_bytes: int) -> Iterator[CopyOp]:
@@ -141,6 +141,5 @@ def extent(layout: KvLayout, block: int, op: CopyOp) -> tuple[int, int] | None:
     whole_blocks = part.layer_end - part.layer_start == layout.layers
     if not whole_rows or (op.blocks > 1 and not whole_blocks):
         return None
-    layer_bytes = layout.block_bytes // layout.layers
-    offset = block * layout.block_bytes + (part.layer_start - layout.layer_start) * layer_bytes
-    return offset, op.blocks * (part.layer_end - part.layer_start) * layer_bytes
+    offset = block * layout.block_bytes + (part.layer_start - layout.layer_start) * layout.record_bytes
+    return offset, op.blocks * (part.layer_end - part.layer_start) * layout.record_bytes

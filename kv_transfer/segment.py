@@ -66,7 +66,7 @@ class SharedPool:
             raise ResourceExhausted(_too_small(directory, nbytes, exc)) from exc
 
     def tensor(self, layout: KvLayout) -> torch.Tensor:
-        """The pool as [num_blocks, layers, 2, block_size, heads, head_dim]; it keeps the mapping alive."""
+        """The pool, of `layout.tensor_shape`; it keeps the mapping alive."""
         if layout.pool_bytes > self.nbytes:
             raise FailedPrecondition(f"a pool of {layout.pool_bytes} bytes in a segment of {self.nbytes}")
         return pool_tensor(self._memory, layout)
@@ -148,13 +148,9 @@ class MappedPool:
 
 
 def pool_tensor(memory: mmap.mmap, layout: KvLayout) -> torch.Tensor:
-    flat = torch.frombuffer(
-        memory,
-        dtype=getattr(torch, layout.dtype),
-        offset=HEADER_BYTES,
-        count=layout.pool_bytes // getattr(torch, layout.dtype).itemsize,
-    )
-    return flat.view(layout.shape)
+    dtype = getattr(torch, layout.tensor_dtype)
+    count = layout.pool_bytes // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, offset=HEADER_BYTES, count=count).view(layout.tensor_shape)
 
 
 def is_ours(name: str, directory: Path = DIRECTORY) -> bool:

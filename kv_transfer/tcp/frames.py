@@ -7,6 +7,9 @@
     END (bytes sent, or cancelled)      ->
                                         <-   DONE (applied, cancelled, or refused and why)
 
+A payload is laid out as a pool that held nothing but its blocks, layers, tokens and heads would be: where it
+is quantised, a record (codes, then scales) for each block and layer.
+
 A connection carries the writes of one source incarnation to one target incarnation, so frames need not repeat
 them. Frames of a write follow one another; its END is the last of them.
 """
@@ -17,7 +20,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from baton.kv_transfer.layout import ITEM_BYTES, KvLayout, Part
+from baton.kv_transfer.layout import ITEM_BYTES, KvLayout, Part, vector_bytes
 from baton.kv_transfer.plan import CopyOp, op_bytes
 
 MAGIC = b"BTKV"
@@ -123,7 +126,7 @@ def data_frame(write_id: int, transfer_id: int, op: CopyOp, dtype: str, length: 
 
 def least_bytes(layout: KvLayout) -> int:
     """One token of one layer in the widest dtype: what a source cannot split any further."""
-    return 2 * layout.heads * layout.head_dim * max(ITEM_BYTES.values())
+    return 2 * layout.heads * max(vector_bytes(layout.head_dim, dtype) for dtype in DTYPES)
 
 
 def checked_op(frame: Frame, layout: KvLayout) -> tuple[CopyOp, str]:

@@ -16,7 +16,17 @@ import torch
 from baton.core.errors import FailedPrecondition, Unavailable
 from baton.kv_transfer.api import Outcome, Write
 from baton.kv_transfer.faulty import Faults
-from tests.kv_transfer.rig import LARGE, SMALL, Rig, naive_copy, rig_of, same_bits, write_of
+from tests.kv_transfer.rig import (
+    LARGE,
+    SMALL,
+    Rig,
+    naive_copy,
+    rig_of,
+    same_bits,
+    value_of,
+    vectors_of,
+    write_of,
+)
 
 SENTINEL = 777.0
 
@@ -28,6 +38,14 @@ UNEQUAL = [
     ({"block_size": 1, "num_blocks": 60}, {"dtype": "bfloat16", "head_start": 2, "head_end": 3}),
     ({"dtype": "bfloat16"}, {"dtype": "float32", "block_size": 8}),
     ({"dtype": "float16"}, {"dtype": "bfloat16"}),
+    ({"dtype": "int8"}, {"dtype": "int8", "block_size": 16, "num_blocks": 8}),
+    ({"dtype": "float8_e4m3fn", "head_end": 2}, {"dtype": "float8_e4m3fn", "head_start": 1, "head_end": 6}),
+    ({"dtype": "int8", "layer_start": 1, "layer_end": 4}, {"dtype": "int8", "layer_end": 3}),
+    ({"dtype": "int8", "head_dim": 5}, {"dtype": "int8", "head_dim": 5, "block_size": 3, "num_blocks": 30}),
+    ({}, {"dtype": "int8"}),
+    ({"dtype": "bfloat16", "block_size": 16, "num_blocks": 8}, {"dtype": "float8_e4m3fn", "head_end": 1}),
+    ({"dtype": "int8"}, {"dtype": "float16", "block_size": 3, "num_blocks": 30}),
+    ({"dtype": "float8_e4m3fn"}, {"dtype": "int8", "block_size": 8}),
 ]
 
 
@@ -55,6 +73,41 @@ class Conformance:
         assert done.transfer_id == 7
         assert done.seconds > 0
         assert same_bits(target.tensor, expected)
+
+    @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+    def test_codes_and_scales_travel_as_they_are(self, rig: Rig, dtype: str) -> None:
+        """Whatever they are: no code is decoded on the way, so a NaN keeps its bits too."""
+        layout = replace(SMALL, dtype=dtype)
+        source, target = rig.node("s", layout), rig.node("t", layout, fill=SENTINEL)
+        source.tensor.random_(0, 256)
+        expected = target.tensor.clone()
+        connection = source.transport.connect(target.peer())
+        target.transport.open(7, "s", [3, 4, 9, 23])
+        whole = write_of(1, 7, [2, 3, 1], [3, 4, 9])
+        part = Write(2, 7, 13, 15, [23], 12, [23], 12)
+        connection.submit(whole)
+        connection.submit(part)
+        ended = source.wait(2)
+        assert {done.outcome for done in ended.values()} == {Outcome.APPLIED}
+        assert ended[1].payload_bytes == 3 * layout.block_bytes
+        assert ended[2].payload_bytes == 2 * layout.block_bytes // layout.block_size
+        naive_copy(source, target, whole, expected)
+        naive_copy(source, target, part, expected)
+        assert same_bits(target.tensor, expected)
+
+    @pytest.mark.parametrize(("src", "dst"), [("float32", "int8"), ("int8", "bfloat16")])
+    def test_a_spoilt_vector_spoils_no_other_on_the_way(self, rig: Rig, src: str, dst: str) -> None:
+        source = rig.node("s", replace(SMALL, dtype=src))
+        target = rig.node("t", replace(SMALL, dtype=dst), fill=0)
+        spoilt = vectors_of(source.tensor, source.layout).at(1, 1, 2, 0)
+        (spoilt.values if spoilt.scales is None else spoilt.scales)[0] = torch.nan
+        connection = source.transport.connect(target.peer())
+        target.transport.open(1, "s", [1])
+        connection.submit(write_of(1, 1, [1], [1]))
+        assert source.wait(1)[1].outcome is Outcome.APPLIED
+        there = value_of(vectors_of(target.tensor, target.layout))[1]
+        assert there.isnan().all(-1).nonzero().tolist() == [[1, 0, 2, 0]]
+        assert int(there.isnan().sum()) == SMALL.head_dim
 
     @pytest.mark.parametrize(("src", "dst"), UNEQUAL)
     def test_unequal_layouts_and_partial_blocks(

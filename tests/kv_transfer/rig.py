@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
+from baton.kernels.attention.kv_layer import dequantize_kv, quantize_kv, split_records
 from baton.kv_transfer.api import Completion, KvTransport, Peer, Pool, Write
 from baton.kv_transfer.faulty import Faults, FaultyTransport
 from baton.kv_transfer.inproc import InprocTransport
@@ -84,13 +86,13 @@ class Rig:
     def node(self, incarnation: str, layout: KvLayout = SMALL, fill: float | None = None) -> Node:
         """fill: every element; None: random."""
         shared = SharedPool.create(layout.pool_bytes, incarnation) if self.kind == "shm" else None
-        dtype = getattr(torch, layout.dtype)
-        tensor = shared.tensor(layout) if shared else torch.zeros(layout.shape, dtype=dtype)
+        dtype = getattr(torch, layout.tensor_dtype)
+        tensor = shared.tensor(layout) if shared else torch.zeros(layout.tensor_shape, dtype=dtype)
         if fill is None:
             seed = torch.Generator().manual_seed(hash(incarnation) & 0xFFFF)
-            tensor.copy_(torch.randn(layout.shape, generator=seed))
+            put(vectors_of(tensor, layout), torch.randn(layout.shape, generator=seed))
         else:
-            tensor.fill_(fill)
+            tensor.fill_(fill if tensor.is_floating_point() else int(fill) % 256)
         transport = build(self.kind, incarnation, shared, self.options)
         if self.faults is not None:
             transport = FaultyTransport(transport, self.faults)
@@ -130,17 +132,55 @@ def write_of(
 def naive_copy(src: Node, dst: Node, write: Write, into: torch.Tensor) -> None:
     """What `into`, a copy of dst's pool, must look like after the write: token by token, head by head."""
     a, b = src.layout, dst.layout
+    here, there = vectors_of(src.tensor, a), vectors_of(into, b)
     for p in range(write.start, write.end):
         sb = write.src_blocks[(p - write.src_first) // a.block_size]
         db = write.dst_blocks[(p - write.dst_first) // b.block_size]
         for layer in range(max(a.layer_start, b.layer_start), min(a.layer_end, b.layer_end)):
             for head in range(max(a.head_start, b.head_start), min(a.head_end, b.head_end)):
-                value = src.tensor[sb, layer - a.layer_start, :, p % a.block_size, head - a.head_start]
-                into[db, layer - b.layer_start, :, p % b.block_size, head - b.head_start] = value.to(
-                    into.dtype
-                )
+                one = here.at(sb, layer - a.layer_start, p % a.block_size, head - a.head_start)
+                other = there.at(db, layer - b.layer_start, p % b.block_size, head - b.head_start)
+                if a.dtype == b.dtype:
+                    for got, given in zip(other, one, strict=True):
+                        if got is not None and given is not None:
+                            got.copy_(given)
+                else:
+                    put(other, value_of(one))
+
+
+class Stored(NamedTuple):
+    """Vectors, or codes and their scales, as they lie in a pool."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+
+    def at(self, block: int, layer: int, token: int, head: int) -> Stored:
+        """Key and value: [2, head_dim]."""
+        where = (block, layer, slice(None), token, head)
+        return Stored(self.values[where], None if self.scales is None else self.scales[where])
+
+
+def vectors_of(tensor: torch.Tensor, layout: KvLayout) -> Stored:
+    """Views of a pool's memory."""
+    if not layout.quantized:
+        return Stored(tensor, None)
+    _, _, _, *sizes = layout.shape
+    return Stored(*split_records(tensor, (sizes[0], sizes[1], sizes[2]), getattr(torch, layout.dtype)))
+
+
+def value_of(stored: Stored) -> torch.Tensor:
+    return stored.values if stored.scales is None else dequantize_kv(stored.values, stored.scales)
+
+
+def put(into: Stored, values: torch.Tensor) -> None:
+    if into.scales is None:
+        into.values.copy_(values)
+        return
+    codes, scales = quantize_kv(values, into.values.dtype)
+    into.values.copy_(codes)
+    into.scales.copy_(scales)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    kind = {4: torch.int32, 2: torch.int16}[a.element_size()]
+    kind = {4: torch.int32, 2: torch.int16, 1: torch.int8}[a.element_size()]
     return torch.equal(a.view(kind), b.view(kind))

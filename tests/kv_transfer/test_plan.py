@@ -89,10 +89,17 @@ def writes(draw: st.DrawFn, source: KvLayout, target: KvLayout) -> Write:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.data(), layouts(), layouts(), st.sampled_from([1, 40, 100, 10**9]))
+@given(
+    st.data(),
+    layouts(),
+    layouts(),
+    st.sampled_from([1, 40, 100, 10**9]),
+    st.sampled_from([("float32", 8), ("bfloat16", 4), ("int8", 4)]),
+)
 def test_plan_and_its_pieces_copy_what_the_naive_copy_does(
-    data: st.DataObject, source: KvLayout, target: KvLayout, limit: int
+    data: st.DataObject, source: KvLayout, target: KvLayout, limit: int, dtype: tuple[str, int]
 ) -> None:
+    name, vector = dtype
     write = data.draw(writes(source, target))
     if data.draw(st.booleans()):
         write = replace(write, part=Part(1, 2, 1, 3))
@@ -100,13 +107,14 @@ def test_plan_and_its_pieces_copy_what_the_naive_copy_does(
     dst = np.zeros(target.shape)
     moved = 0
     for op in plan(source, target, write):
-        for piece in split(op, target, "float32", limit):
+        for piece in split(op, target, name, limit):
             apply(piece, src, source, dst, target)
-            moved += op_bytes(piece, target, "float32")
-            one_token_layer = 2 * 4 * 2 * (piece.part.head_end - piece.part.head_start)
-            assert op_bytes(piece, target, "float32") <= max(limit, one_token_layer)
+            moved += op_bytes(piece, target, name)
+            one_token_layer = 2 * vector * (piece.part.head_end - piece.part.head_start)
+            assert op_bytes(piece, target, name) <= max(limit, one_token_layer)
     assert np.array_equal(dst, reference(source, src, target, write))
-    assert moved == 4 * np.count_nonzero(reference(source, np.ones(source.shape), target, write))
+    vectors = np.count_nonzero(reference(source, np.ones(source.shape), target, write)) // 2
+    assert moved == vector * vectors
 
 
 @settings(max_examples=100, deadline=None)
@@ -151,6 +159,17 @@ def test_whole_blocks_of_equal_layouts_merge_into_runs() -> None:
         CopyOp(1, 0, 1, 0, 4, whole),
     ]
     assert extent(BASE, 6, plan(BASE, BASE, write)[0]) == (6 * BASE.block_bytes, 3 * BASE.block_bytes)
+
+
+def test_a_quantised_record_holds_its_scales() -> None:
+    layout = replace(BASE, dtype="int8", head_dim=64)
+    assert layout.record_bytes == 2 * 4 * 3 * (64 + 2)
+    assert layout.tensor_shape == (12, 2, layout.record_bytes)
+    assert layout.block_bytes == 2 * layout.record_bytes
+    layer = CopyOp(1, 0, 1, 0, 4, Part(1, 2, 0, 3))
+    assert extent(layout, 1, layer) == (3 * layout.record_bytes, layout.record_bytes)
+    assert op_bytes(layer, layout, "int8") == layout.record_bytes
+    assert replace(layout, dtype="bfloat16").block_bytes >= 1.9 * layout.block_bytes
 
 
 def test_a_partial_block_is_not_contiguous_and_a_layer_of_a_block_is() -> None:
