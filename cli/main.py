@@ -64,6 +64,20 @@ Timeout = Annotated[
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "--file", "-f", help="The deployment's YAML file.")
 ]
+Dtype = Annotated[
+    str | None, typer.Option(help="Weights that are not quantised, and KV: auto, float32, bfloat16, float16.")
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help="Weights in few bits: auto (as stored), none, int8, int4, fp8, mxfp4, nvfp4, int8-w8a8, "
+        "int4-w4a8, fp8-w8a8."
+    ),
+]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(help="Keys and values: auto (as --dtype), float32, bfloat16, float16, int8, fp8."),
+]
 PrefixCaching = Annotated[
     bool | None, typer.Option("--prefix-caching/--no-prefix-caching", help="Keep KV for reuse.")
 ]
@@ -97,7 +111,9 @@ def serve(  # noqa: PLR0913 - a command has as many parameters as options
     host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients; 0: the kernel chooses.")] = None,
     served_name: Annotated[str | None, typer.Option(help="Name that clients call the model by.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    kv_dtype: KvDtype = None,
     max_model_len: Annotated[int | None, typer.Option(help="Most tokens of prompt and output.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="KV pool of each node, like 2GiB.")] = None,
     prefix_caching: PrefixCaching = None,
@@ -123,6 +139,8 @@ def serve(  # noqa: PLR0913 - a command has as many parameters as options
         "router.port": port,
         "served_name": served_name,
         "engine.dtype": dtype,
+        "engine.quantization": quantization,
+        "engine.kv_dtype": kv_dtype,
         "engine.max_model_len": max_model_len,
         "engine.kv_memory": kv_memory,
         "engine.prefix_caching": prefix_caching,
@@ -191,6 +209,8 @@ def demo(
     prompt: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to make.")] = 96,
     model: Annotated[str, typer.Option(help="A folder, a .gguf file, a hub name, or demo.")] = "demo",
+    quantization: Quantization = None,
+    kv_dtype: KvDtype = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the processes' logs.")] = False,
 ) -> None:
     """Serve a small model with prefill and decode apart, ask it something, show where the time went."""
@@ -199,7 +219,14 @@ def demo(
 
     if prompt is not None and not prompt.strip():
         raise InvalidArgument("the prompt is empty")
-    flags = {"model": model, "logging.level": "info" if verbose else "warning", "supervise.restart": False}
+    options = {
+        "model": model,
+        "engine.quantization": quantization,
+        "engine.kv_dtype": kv_dtype,
+        "logging.level": "info" if verbose else "warning",
+        "supervise.restart": False,
+    }
+    flags = {key: value for key, value in options.items() if value is not None}
     command.demo(load_config(flags=flags), prompt or command.PROMPT, max_tokens)
 
 

@@ -68,7 +68,7 @@ class LoadedModel:
             self.config.block_size,
             self.kv_heads,
             self.head_dim,
-            self.config.torch_dtype,
+            self.config.kv_torch_dtype,
         )
 
     @property

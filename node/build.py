@@ -59,8 +59,13 @@ def build(start: NodeStart) -> Parts:
     loaded = load(
         EngineConfig(
             model=config.model,
-            dtype="float32" if settings.dtype == "auto" else settings.dtype,
+            dtype=settings.dtype,
+            quantization=settings.quantization,
+            kv_dtype=settings.kv_dtype,
+            backend=settings.backend,
+            device=start.device,
             threads=start.threads,
+            cpus=start.cpus,
             block_size=settings.block_size,
             max_model_len=settings.max_model_len,
         )
@@ -101,7 +106,7 @@ def _layout(loaded: LoadedModel, num_blocks: int) -> KvLayout:
         head_start=0,
         head_end=loaded.kv_heads,
         head_dim=loaded.head_dim,
-        dtype=str(loaded.config.torch_dtype).removeprefix("torch."),
+        dtype=str(loaded.config.kv_torch_dtype).removeprefix("torch."),
         num_blocks=num_blocks,
     )
 

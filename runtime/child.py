@@ -37,6 +37,7 @@ class NodeStart(Message):
     config: ClusterConfig
     registries: tuple[str, ...]  # host:port of every router's registry
     threads: int = Field(ge=1)
+    cpus: tuple[int, ...] = ()  # where they run, one each; (): anywhere
     device: str = "cpu"
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)  # 0: the kernel chooses

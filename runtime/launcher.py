@@ -183,13 +183,30 @@ def node_start(config: ClusterConfig, role: Role, index: int, registries: tuple[
         node_id=node_id(config, role, index),
         config=config,
         registries=registries,
-        threads=nodes.engine.threads or max(1, usable_cpus() // config.node_count),
+        threads=threads_of(config, role),
+        cpus=cpus_of(config, role, index),
         device=nodes.devices[index % len(nodes.devices)],
         host=nodes.host,
         port=counted(nodes.port, index),
         advertise_host=nodes.advertise_host,
         metrics_port=counted(nodes.metrics_port, index),
     )
+
+
+def threads_of(config: ClusterConfig, role: Role) -> int:
+    """Compute threads of each node of this role."""
+    return config.nodes(role).engine.threads or max(1, usable_cpus() // config.node_count)
+
+
+def cpus_of(config: ClusterConfig, role: Role, index: int) -> tuple[int, ...]:
+    """Cores that are the node's own; () where pinning is off, or the nodes need more than there are."""
+    threads = [threads_of(config, each) for each in Role for _ in range(config.nodes(each).size)]
+    if not config.nodes(role).engine.pin or sum(threads) > usable_cpus():
+        return ()
+    before = list(Role)[: list(Role).index(role)]
+    place = sum(config.nodes(each).size for each in before) + index
+    first = sum(threads[:place])
+    return tuple(sorted(os.sched_getaffinity(0)))[first : first + threads[place]]
 
 
 def node_id(config: ClusterConfig, role: Role, index: int) -> str:

@@ -20,6 +20,19 @@ Count = Annotated[int, Field(ge=0, le=4096)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
+Quantization = Literal[
+    "auto",
+    "none",
+    "int8",
+    "int4",
+    "fp8",
+    "mxfp4",
+    "nvfp4",
+    "int8-w8a8",
+    "int4-w4a8",
+    "fp8-w8a8",
+]
+
 DEFAULT_KV_BYTES = 512 * 2**20
 
 
@@ -62,9 +75,23 @@ class EngineConfig(Section):
     """How a node computes. `prefill.engine`, `decode.engine` and `both.engine` override single keys of it."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and KV; auto: float32 on a CPU, the checkpoint's own elsewhere."""
+    """Type of weights that are not quantised, and of KV unless `kv_dtype` says otherwise; auto: float32 on a
+    CPU, bfloat16 elsewhere."""
+    quantization: Quantization = "auto"
+    """Weights in few bits. auto: as the checkpoint stores them; none: those are dequantised to `dtype`; the
+    rest quantise every matrix at loading: int8, int4 (groups of 32), fp8, mxfp4 and nvfp4 the weights alone,
+    ...-w8a8 and ...-w4a8 inputs of products as well, with scales of their own per token."""
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = "auto"
+    """Type of the KV pool; auto: `dtype`. int8 and fp8 (e4m3) keep a scale for each token and head. Prefill
+    and decode may differ: KV is converted as it is handed over."""
     threads: Positive | None = None
     """Compute threads per node; null: the host's cores divided by the nodes started here."""
+    pin: bool = True
+    """Keep each node's threads on cores of its own, where the nodes started here need no more threads than
+    the host has cores. false for several deployments on one host."""
+    backend: Literal["auto", "native", "torch", "triton"] = "auto"
+    """Kernels that compute. auto: triton on a GPU; on a CPU the compiled ones, or torch where they are
+    missing."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens per KV block."""
     num_blocks: Positive | None = None
@@ -86,6 +113,8 @@ class EngineConfig(Section):
     """An engine step that takes longer counts as a hang: the node ends and is started again."""
     prefix_caching: bool = True
     """Keep the KV of finished requests for prompts that begin alike."""
+    cascade: bool = True
+    """Read the KV that several requests of a step share once for all of them, where that pays."""
 
     @property
     def pool_bytes(self) -> int | None:
