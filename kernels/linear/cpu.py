@@ -1,18 +1,94 @@
-"""Which of two equal products BLAS runs faster on a weight stored [out, in].
+"""Torch's own products on the CPU: what runs where the native kernels cannot.
 
-With few rows the time goes into reading the weight. Measured on an AVX-512 core that reads 25 GB/s, weights
-of SmolLM2-135M: one row through F.linear (a gemv) reads 12 GB/s; weight @ x.T with two columns reads 20 (30
-with two threads), so one row is doubled; the lead is lost at six rows with one thread, at some hundred with
-two.
+Which of two equal products BLAS runs faster on a weight stored [out, in]: with few rows the time goes into
+reading the weight. Measured on an AVX-512 core that reads 25 GB/s, weights of SmolLM2-135M: one row through
+F.linear (a gemv) reads 12 GB/s; weight @ x.T with two columns reads 20 (30 with two threads), so one row is
+doubled; the lead is lost at six rows with one thread, at some hundred with two.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
+from baton.kernels.linear.checks import check
+from baton.kernels.linear.reference import round_activations
+from baton.kernels.quantize import QuantizedWeight, dequantize
+
 _SKINNY_ROWS = 4
 _SKINNY_ROWS_THREADED = 64
+_SLICE_BYTES = 4 << 20  # of fp32: what a quantised weight takes beside itself while it is multiplied
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """Computes in the weight's dtype."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, x.shape[-1]).to(self.weight.dtype)
+        return linear(flat, self.weight, self.bias).reshape(*x.shape[:-1], -1).to(x.dtype)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """Reads the weight back piece by piece in each call: slow, but no whole copy exists. Computes in fp32."""
+
+    weight: QuantizedWeight
+    bias: torch.Tensor | None
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.out_features
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        flat = round_activations(x.reshape(-1, self.in_features).float(), self.weight)
+        out = torch.empty(flat.shape[0], self.out_features)
+        step = max(1, _SLICE_BYTES // (4 * self.in_features))
+        for start in range(0, self.out_features, step):
+            piece = slice(start, start + step)
+            bias = None if self.bias is None else self.bias[piece]
+            out[:, piece] = linear(flat, dequantize(self.weight.rows(piece)), bias)
+        return out.view(*x.shape[:-1], self.out_features).to(x.dtype)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        return dequantize(self.weight.rows(ids))
+
+
+def prepare(
+    weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None
+) -> DenseLinear | QuantizedLinear:
+    check(weight, bias)
+    if isinstance(weight, torch.Tensor):
+        return DenseLinear(weight.contiguous(), None if bias is None else bias.to(weight.dtype))
+    return QuantizedLinear(weight, None if bias is None else bias.float())
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

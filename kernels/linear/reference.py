@@ -1,8 +1,80 @@
+"""The product in plain torch, in any dtype that torch multiplies."""
+
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+from baton.kernels.linear.checks import check
+from baton.kernels.quantize import QuantizedWeight, dequantize
+
+_INT8_LARGEST = 127.0
+_E4M3_LARGEST = 448.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLinear:
+    """Computes in the dtype of x, whatever the weight's is."""
+
+    weight: torch.Tensor | QuantizedWeight
+    bias: torch.Tensor | None
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        if isinstance(weight, torch.Tensor):
+            dense = weight.to(x.dtype)
+        else:
+            x, dense = round_activations(x, weight), dequantize(weight, x.dtype)
+        return linear(x, dense, None if self.bias is None else self.bias.to(x.dtype))
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.weight, torch.Tensor):
+            return self.weight[ids]
+        return dequantize(self.weight.rows(ids))
+
+
+def prepare(weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None) -> ReferenceLinear:
+    check(weight, bias)
+    return ReferenceLinear(weight, bias)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y = x @ weight.T
     return y if bias is None else y + bias
+
+
+def round_activations(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """x [..., in] as a product with this weight sees it: unchanged, or rounded to int8 or e4m3.
+
+    Rounding is decided in fp32: per token and group of inputs (in the order of the weight's codes; the last
+    group may be partial) scale = absmax / 127 (448 for e4m3), code = x / scale to the nearest, ties to even.
+    """
+    if weight.activations is None:
+        return x
+    order = weight.in_order
+    wide = x.float() if order is None else x.float()[..., order]
+    group = min(weight.activation_group, weight.group)
+    padded = torch.nn.functional.pad(wide, (0, -weight.in_features % group)).unflatten(-1, (-1, group))
+    largest = _INT8_LARGEST if weight.activations == "int8" else _E4M3_LARGEST
+    scale = padded.abs().amax(-1, keepdim=True) / largest
+    codes = torch.where(scale == 0, 0.0, padded / scale).clamp(
+        -largest, largest
+    )  # a subnormal scale is coarse
+    codes = codes.round() if weight.activations == "int8" else codes.to(torch.float8_e4m3fn).float()
+    rounded = (codes * scale).flatten(-2)[..., : weight.in_features]
+    if order is not None:
+        rounded = torch.empty_like(rounded).index_copy_(-1, order, rounded)
+    return rounded.to(x.dtype)
