@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,10 @@ from baton.core.errors import InvalidArgument
 from baton.engine.weights.source import Shape, digest_of
 from baton.kernels.quantize import QuantizedWeight
 
+log = logging.getLogger(__name__)
+
+# Measured beforehand, for caches that quantise with one scale per layer.
+_KV_SCALE = re.compile(r"\.(q|k|v|kv|prob)_(scale|zero_point)$|\.[kv]_proj\.output_(scale|zero_point)$")
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
@@ -21,12 +27,14 @@ _INDEX = "model.safetensors.index.json"
 class SafetensorsFolder:
     """All shards, opened. InvalidArgument if there are none, one is damaged, or the index names others."""
 
-    spare: frozenset[str] = frozenset()
-
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         self._files = [_open(path) for path in _shards(folder)]
         self._by_name = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 (no dict)
+        self.spare = frozenset(name for name in self._by_name if _KV_SCALE.search(name))
+        if self.spare:
+            found = len(self.spare)
+            log.info("%s: %d KV scales are not used: each token and head has its own", folder, found)
 
     def shapes(self) -> Mapping[str, Shape]:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._by_name.items()}
