@@ -9,8 +9,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from baton.kernels.attention.cpu_plan import DecodeGroup, PrefillRow, window_plan
 from baton.kernels.attention.kv_layer import KvLayer, dequantize_kv
-from baton.kernels.attention.plan import AttentionParams, AttentionPlan, DecodeGroup, PrefillRow
+from baton.kernels.attention.plan import AttentionParams, AttentionPlan
+from baton.kernels.attention.reference import attention_lse
+
+__all__ = ["attention", "attention_lse"]
 
 
 def attention(
@@ -19,7 +23,8 @@ def attention(
     plan: AttentionPlan,
     params: AttentionParams,
 ) -> torch.Tensor:
-    windowed = plan.window(params.window)
+    """See the package. Shared prefixes are read once per row."""
+    windowed = window_plan(plan, params.window)
     if len(windowed.decode) == 1 and windowed.decode[0].rows == len(q):
         return _decode(q, layer, windowed.decode[0], params)
     out = torch.empty_like(q)
@@ -33,11 +38,13 @@ def attention(
 def _decode(q: torch.Tensor, layer: KvLayer, group: DecodeGroup, params: AttentionParams) -> torch.Tensor:
     rows, heads, head_dim = q.shape
     kv_heads = layer.kv_heads
+    gathered = [_gathered(layer, part, group.blocks, q.dtype) for part in (0, 1)]
+    if group.unseen is not None:
+        # No weight is not enough: 0 * NaN is NaN.
+        for part in gathered:
+            part.view(-1, kv_heads, head_dim).index_fill_(0, group.unseen, 0)
     keys, values = (
-        _gathered(layer, part, group.blocks, q.dtype)
-        .view(rows, -1, kv_heads, head_dim)[:, group.seen]
-        .transpose(1, 2)
-        for part in (0, 1)
+        part.view(rows, -1, kv_heads, head_dim)[:, group.seen].transpose(1, 2) for part in gathered
     )
     queries = q.view(rows, kv_heads, heads // kv_heads, head_dim)
     out = _attend(queries, keys, values, group.bias, params)
@@ -50,10 +57,10 @@ def _prefill(q: torch.Tensor, layer: KvLayer, row: PrefillRow, params: Attention
     group = heads // kv_heads
     keys, values = (
         _gathered(layer, part, row.blocks, q.dtype)
-        .view(-1, kv_heads, head_dim)[: row.keys]
+        .view(-1, kv_heads, head_dim)[row.keys]
         .transpose(0, 1)
         .unsqueeze(1)
-        .expand(kv_heads, group, row.keys, head_dim)
+        .expand(kv_heads, group, -1, head_dim)
         for part in (0, 1)
     )
     queries = q.view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)

@@ -19,6 +19,7 @@ from baton.kernels.attention import (
     reference,
     write_kv,
 )
+from baton.kernels.attention.cpu_plan import window_plan
 
 ROWS = [(0, 1), (0, 17), (39, 1), (16, 1), (12, 5), (0, 0), (3, 0), (7, 1)]  # (start, length)
 
@@ -119,7 +120,7 @@ def test_soft_cap_alone() -> None:
 
 def test_rows_of_very_different_contexts_go_in_several_groups() -> None:
     scene = Scene([(2, 1), (700, 1), (5, 1), (300, 1), (690, 1)], 6, 2, 16, 4)
-    groups = scene.plan.window(None).decode
+    groups = window_plan(scene.plan, None).decode
     assert sorted(group.rows for group in groups) == [1, 2, 2]
     torch.testing.assert_close(scene.paged(cpu).double(), scene.dense(None, None), atol=1e-4, rtol=0)
 
