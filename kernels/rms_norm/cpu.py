@@ -14,3 +14,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return torch.mul(x, scale).mul_(weight)
     scales = norm.square_().mul_(1 / size).add_(eps).rsqrt_()
     return torch.mul(x, scales).to(x.dtype).mul_(weight)
+
+
+def add_rms_norm(x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return rms_norm(x.add_(update), weight, eps)

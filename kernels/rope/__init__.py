@@ -1,26 +1,49 @@
 """Rotary position embedding (arXiv:2104.09864), in the "half" layout: dimension i is paired with i + D/2.
 
-x: [tokens, heads, D], changed in place; cos, sin: [tokens, 1, D] from `tables`, made once per step.
+    rotation = tables(angles, scale, dtype)                       # once per step
+    rotate_and_store(qkv, rotation, layer, slots, norm)           # per layer
+
+`rotate_and_store` is all that happens between a layer's qkv projection and its attention. qkv, [tokens, heads
++ 2 kv_heads, D] (queries, keys, values; contiguous), is changed in place: with `norm` each query and key head
+is normed (as `rms_norm` does) first, then queries and keys are rotated. Keys (as they are then) and values
+are written to each token's slot of the layer's pool, rounded to nearest even, or quantised by the rule of
+`attention.kv_layer`, whose bits every backend reproduces for equal vectors. Slots differ from each other and
+name blocks that exist. A NaN stays in its vector (quantised: in that vector's scale).
 """
 
 from __future__ import annotations
 
 import torch
 
+from baton.kernels.attention.kv_layer import KvLayer
 from baton.kernels.rope import cpu, reference
+from baton.kernels.rope.types import QkNorm, Rotation, Slots
+
+__all__ = ["QkNorm", "Rotation", "Slots", "rotate_", "rotate_and_store", "tables"]
 
 
-def tables(angles: torch.Tensor, scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and signed sin for `rotate_`. angles: [tokens, D/2] in radians; scale multiplies both (yarn)."""
+def tables(angles: torch.Tensor, scale: float, dtype: torch.dtype) -> Rotation:
+    """angles: [tokens, D/2] in radians; scale multiplies cos and sin (yarn)."""
     cos, sin = angles.cos() * scale, angles.sin() * scale
-    return (
+    return Rotation(
         torch.cat((cos, cos), -1).unsqueeze(1).to(dtype),
         torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype),
     )
 
 
 def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """x: [tokens, heads, D], changed in place."""
     if x.device.type == "cpu":
         cpu.rotate_(x, cos, sin)
     else:
         reference.rotate_(x, cos, sin)
+
+
+def rotate_and_store(
+    qkv: torch.Tensor, rotation: Rotation, layer: KvLayer, slots: Slots, norm: QkNorm | None = None
+) -> None:
+    """See the package."""
+    if qkv.device.type == "cpu":
+        cpu.rotate_and_store(qkv, rotation, layer, slots, norm)
+    else:
+        reference.rotate_and_store(qkv, rotation, layer, slots, norm)

@@ -1,6 +1,7 @@
 """Gate of a SwiGLU MLP (arXiv:2002.05202): silu(gate) * up.
 
-gate_up: [tokens, 2 * size], gate first; returns [tokens, size].
+gate_up: [tokens, 2 * size], gate first, any stride between tokens; returns [tokens, size], contiguous.
+silu(x) is x / (1 + e^-x).
 """
 
 from __future__ import annotations

@@ -1,0 +1,9 @@
+"""Rows of a dense table by id. (Of a packed or quantised weight, by `Linear.rows`.)
+
+ids: [tokens] int64, each >= 0 and < vocab, which the caller has checked; table: [vocab, width] fp32, bf16 or
+fp16, contiguous; returns [tokens, width] fp32, contiguous.
+"""
+
+from baton.kernels.embedding import cpu, reference
+
+__all__ = ["cpu", "reference"]
