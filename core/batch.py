@@ -42,11 +42,27 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Blocks that two rows or more have in common: the entries [start_block, end_block) of their block tables
+    are the same ids. rows: indices in the batch, ascending. All of it lies before the first query of each."""
+
+    rows: tuple[int, ...]
+    start_block: int
+    end_block: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one step, at most one per sequence. clear: blocks to zero before anything else is done."""
+    """Rows of one step, at most one per sequence. clear: blocks to zero before anything else is done.
+
+    shared: what attention had better read once for several rows (see `cascade`); leaving it out changes no
+    result. The parts of one row follow one another without gaps from block 0, and a part comes before those
+    that continue it.
+    """
 
     rows: tuple[Row, ...]
     clear: tuple[int, ...] = ()
+    shared: tuple[SharedPrefix, ...] = ()
 
     @property
     def tokens(self) -> int:
