@@ -58,7 +58,9 @@ def open_folder(folder: Path) -> WeightSource:
     files = SafetensorsFolder(folder)
     if not options:
         return files
-    method = options.get("quant_method") if isinstance(options, dict) else options
+    if not isinstance(options, dict):
+        raise InvalidArgument(f"{folder}: quantization_config must be an object, not {options!r}")
+    method = options.get("quant_method")
     if method not in _LAYOUTS:
         raise InvalidArgument(
             f"{folder} is quantised by {method!r}, which is not supported; {', '.join(_LAYOUTS)} are"

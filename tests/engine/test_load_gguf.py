@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from baton.core.errors import InvalidArgument
 from baton.engine.config import EngineConfig
 from baton.engine.loader import load
+from tests.engine.held import values
 from tests.models import VOCAB_SIZE, write_model
 
 _NAMES = {
@@ -49,9 +50,14 @@ def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, tensors: dict[str, torch.Tensor], architecture: str = "llama", **changes: Any
+    path: Path,
+    tensors: dict[str, torch.Tensor],
+    architecture: str = "llama",
+    kinds: dict[str, gguf.GGMLQuantizationType] | None = None,
+    **changes: Any,
 ) -> Path:
-    """A Model T as a GGUF file. changes: metadata keys (dots as __) to set, or None to leave out."""
+    """A Model T as a GGUF file. kinds: how to store tensors with this in their names, F32 unless given.
+    changes: metadata keys (dots as __) to set, or None to leave out."""
     meta: dict[str, Any] = {
         "block_count": 4,
         "context_length": 512,
@@ -77,7 +83,9 @@ def write_gguf(
         heads = 6 if "q_proj" in name else 2 if "k_proj" in name else 0
         if architecture == "llama" and heads:
             rows = _permuted(rows, heads)
-        writer.add_tensor(_gguf_name(name) if "." in name else name, np.ascontiguousarray(rows))
+        kind = next((k for part, k in (kinds or {}).items() if part in name), None)
+        rows = np.ascontiguousarray(rows) if kind is None else gguf.quantize(rows, kind)
+        writer.add_tensor(_gguf_name(name) if "." in name else name, rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -99,13 +107,10 @@ def test_holds_what_the_folder_holds(variant: str, architecture: str, tmp_path: 
     ours, theirs = load(EngineConfig(str(file))), load(EngineConfig(str(folder)))
     assert ours.geometry == theirs.geometry
     assert ours.eos_token_ids == (2,)
-    one, other = ours.model.weights, theirs.model.weights
-    torch.testing.assert_close(one.embedding, other.embedding, atol=0, rtol=0)
-    torch.testing.assert_close(one.head, other.head, atol=0, rtol=0)
+    one, other = ours.model.decoder, theirs.model.decoder
     assert (one.head is one.embedding) == (variant == "tied")
-    for mine, wanted in zip(one.layers, other.layers, strict=True):
-        for name in mine.__slots__:
-            torch.testing.assert_close(getattr(mine, name), getattr(wanted, name), atol=0, rtol=0)
+    for mine, wanted in zip(values(one), values(other), strict=True):
+        torch.testing.assert_close(mine, wanted, atol=0, rtol=0)
 
 
 def test_digest_follows_the_contents(tmp_path: Path) -> None:
