@@ -15,15 +15,17 @@ from baton.core.model import PROTOCOL_VERSION, Fingerprint, ModelInfo
 from baton.engine.config import DecoderConfig, EngineConfig
 from baton.engine.kv_pool import KvPool, KvShape
 from baton.engine.models.base import DecoderModel
+from baton.engine.models.decoder_load import load_decoder
 from baton.engine.models.llama import LlamaModel
-from baton.engine.models.llama_weights import load_weights
 from baton.engine.torch_runner import TorchRunner
-from baton.engine.weights.folder import SafetensorsFolder
 from baton.engine.weights.gguf import GgufFile
 from baton.engine.weights.hf_config import decoder_config, eos_token_ids, read_config
 from baton.engine.weights.locate import locate
+from baton.engine.weights.quantized_folder import open_folder
 from baton.engine.weights.source import WeightSource
 from baton.engine.weights.vocabulary import tokenizer_digest
+from baton.kernels import native
+from baton.kernels.backend import Ops, choose
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -33,13 +35,16 @@ _T = TypeVar("_T")
 class LoadedModel:
     """A model in memory, and the facts that composing a node takes.
 
-    path: the .gguf file or the folder, which also holds the tokenizer. max_positions: the model's own limit,
-    tokens. weights_digest, tokenizer_digest, geometry: see `Fingerprint`.
+    path: the .gguf file or the folder, which also holds the tokenizer. backend: the name of the kernels that
+    run. weights_bytes: in memory, each once. max_positions: the model's own limit, tokens. weights_digest,
+    tokenizer_digest, geometry: see `Fingerprint`.
     """
 
     config: EngineConfig
     path: Path
     model: DecoderModel
+    backend: str
+    weights_bytes: int
     architecture: str
     vocab_size: int
     layers: int
@@ -97,30 +102,40 @@ class LoadedModel:
 
     def runner(self, num_blocks: int, memory: torch.Tensor | None = None, name: str = "") -> TorchRunner:
         """memory: where the pool lives (see `KvPool`); None: private memory of this process."""
-        pool = KvPool(self.kv_shape(num_blocks), memory)
-        return TorchRunner(self.model, pool, self.info(num_blocks, name), self.config.torch_dtype)
+        shape = self.kv_shape(num_blocks)
+        if memory is None and self.config.torch_device.type != "cpu":
+            memory = torch.zeros(shape.total_bytes, dtype=torch.uint8, device=self.config.torch_device)
+        pool = KvPool(shape, memory)
+        return TorchRunner(self.model, pool, self.info(num_blocks, name), self.config.activation_dtype)
 
 
 def load(config: EngineConfig) -> LoadedModel:
     """Load all weights. InvalidArgument: no such model, or its files are damaged, incomplete or of an
-    architecture that cannot be run, with the file and what is wrong; Unavailable: the hub does not answer."""
+    architecture that cannot be run, with the file and what is wrong, or a setting that does not fit this
+    machine; Unavailable: the hub does not answer."""
+    ops = choose(config.torch_device, config.backend)
     if config.threads:
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads)  # loading, too, is shared out
     path = locate(config.model)
-    return _load_gguf(config, path) if path.is_file() else _load_folder(config, path)
+    loaded = _load_gguf(config, path, ops) if path.is_file() else _load_folder(config, path, ops)
+    if config.threads and ops.name == "native":
+        native.configure(config.threads, config.cpus or None)
+        torch.set_num_threads(1)  # its threads would get in the way of ours
+    log.info("loaded %s: %s kernels, %.0f MB of weights", config.model, ops.name, loaded.weights_bytes / 1e6)
+    return loaded
 
 
-def _load_gguf(config: EngineConfig, path: Path) -> LoadedModel:
+def _load_gguf(config: EngineConfig, path: Path, ops: Ops) -> LoadedModel:
     file = GgufFile(path)
-    return _native(config, path, file, _naming(path, file.config))
+    return _decoder(config, path, file, _naming(path, file.config), ops)
 
 
-def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
+def _load_folder(config: EngineConfig, path: Path, ops: Ops) -> LoadedModel:
     hf_config = read_config(path)
-    source = SafetensorsFolder(path)
+    source = open_folder(path)
     decoder = _naming(path, lambda: decoder_config(path, hf_config))
     if decoder is not None:
-        return _native(config, path, source, decoder)
+        return _decoder(config, path, source, decoder, ops)
     from baton.engine.models.hooked_load import load_hooked  # brings transformers' modelling code in
 
     model, facts = load_hooked(path, hf_config, config.torch_dtype)
@@ -128,6 +143,8 @@ def _load_folder(config: EngineConfig, path: Path) -> LoadedModel:
         config=config,
         path=path,
         model=model,
+        backend=ops.name,
+        weights_bytes=facts.weights_bytes,
         architecture=hf_config.model_type,
         vocab_size=facts.vocab_size,
         layers=facts.layers,
@@ -149,8 +166,10 @@ def _naming(path: Path, read: Callable[[], _T]) -> _T:
         raise InvalidArgument(f"{path}: {error}") from error
 
 
-def _native(config: EngineConfig, path: Path, source: WeightSource, decoder: DecoderConfig) -> LoadedModel:
-    weights = load_weights(source, decoder, config.torch_dtype)
+def _decoder(
+    config: EngineConfig, path: Path, source: WeightSource, decoder: DecoderConfig, ops: Ops
+) -> LoadedModel:
+    weights = load_decoder(source, decoder, config, ops)
     if any(not 0 <= token < decoder.vocab_size for token in decoder.eos_token_ids):
         raise InvalidArgument(
             f"{source.where} names end tokens {decoder.eos_token_ids} outside its vocabulary"
@@ -158,7 +177,9 @@ def _native(config: EngineConfig, path: Path, source: WeightSource, decoder: Dec
     return LoadedModel(
         config=config,
         path=path,
-        model=LlamaModel(decoder, weights),
+        model=LlamaModel(decoder, weights, ops, config.activation_dtype),
+        backend=ops.name,
+        weights_bytes=weights.nbytes,
         architecture=decoder.architecture,
         vocab_size=decoder.vocab_size,
         layers=decoder.layers,

@@ -63,6 +63,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention"] * 2,
         },
     ),
+    "mixtral": (
+        "MixtralConfig",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "sliding_window": None},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe-step": (
+        "Qwen3MoeConfig",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [],
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": False,
+        },
+    ),
     "gemma2": (
         "Gemma2Config",
         {

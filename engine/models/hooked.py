@@ -121,6 +121,11 @@ class HookedModel:
         self._head = copy.copy(model)
         self._head._modules = {**model._modules, body: self._given}
 
+    @property
+    def nbytes(self) -> int:
+        """Of its parameters, each once."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
     @torch.inference_mode()
     def forward(
         self, token_ids: torch.Tensor, plan: AttentionPlan, pool: KvPool, wanted: torch.Tensor

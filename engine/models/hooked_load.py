@@ -30,6 +30,7 @@ class HookedFacts:
     head_dim: int
     max_positions: int
     geometry: str
+    weights_bytes: int
 
 
 def load_hooked(folder: Path, config: Any, dtype: torch.dtype) -> tuple[HookedModel, HookedFacts]:
@@ -37,7 +38,7 @@ def load_hooked(folder: Path, config: Any, dtype: torch.dtype) -> tuple[HookedMo
     model = HookedModel(_load(folder, config, dtype))
     text = config.get_text_config()
     try:
-        facts = _facts(text, model.probe())
+        facts = _facts(text, model.probe(), model.nbytes)
         _try(model, facts, dtype)
     except Unsupported as error:
         raise InvalidArgument(
@@ -70,7 +71,7 @@ def _load(folder: Path, config: Any, dtype: torch.dtype) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def _facts(config: Any, seen: dict[int, LayerFacts]) -> HookedFacts:
+def _facts(config: Any, seen: dict[int, LayerFacts], weights_bytes: int) -> HookedFacts:
     layers = config.num_hidden_layers
     if sorted(seen) != list(range(layers)):
         raise Unsupported(f"attention of {len(seen)} of its {layers} layers goes through the interface")
@@ -90,6 +91,7 @@ def _facts(config: Any, seen: dict[int, LayerFacts]) -> HookedFacts:
         head_dim=head_dim,
         max_positions=_max_positions(config, rope),
         geometry=f"layers={layers} kv_heads={kv_heads} head_dim={head_dim} rope={rope} window={window}",
+        weights_bytes=weights_bytes,
     )
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from baton.core.errors import InvalidArgument
-from baton.engine.config import DecoderConfig
+from baton.engine.config import DecoderConfig, MoeConfig
 from baton.engine.rope import Rope
 from baton.engine.weights.folder import read_json
 
-NATIVE = ("llama", "mistral", "qwen2", "qwen3")
+NATIVE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 
 def read_config(folder: Path) -> Any:
@@ -61,11 +61,37 @@ def decoder_config(folder: Path, config: Any) -> DecoderConfig | None:
         windows=_windows(config),
         tied=bool(config.tie_word_embeddings),
         qkv_bias=config.model_type == "qwen2" or attention_bias,
-        out_bias=config.model_type in ("llama", "qwen3") and attention_bias,
+        out_bias=config.model_type in ("llama", "qwen3", "qwen3_moe") and attention_bias,
         mlp_bias=config.model_type == "llama" and bool(config.mlp_bias),
-        qk_norm=config.model_type == "qwen3",
+        qk_norm=config.model_type in ("qwen3", "qwen3_moe"),
+        moe=_moe(config),
+        sparse=_sparse(config),
         eos_token_ids=eos_token_ids(folder, config),
     )
+
+
+def _moe(config: Any) -> MoeConfig | None:
+    if config.model_type == "mixtral":
+        return MoeConfig(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, True)
+    if config.model_type == "qwen3_moe" and config.num_experts:
+        return MoeConfig(
+            config.num_experts,
+            config.num_experts_per_tok,
+            config.moe_intermediate_size,
+            bool(config.norm_topk_prob),
+        )
+    return None
+
+
+def _sparse(config: Any) -> frozenset[int]:
+    """The layers that have experts."""
+    layers = range(config.num_hidden_layers)
+    if config.model_type == "mixtral":
+        return frozenset(layers)
+    if config.model_type != "qwen3_moe" or not config.num_experts:
+        return frozenset()
+    dense, step = config.mlp_only_layers or (), config.decoder_sparse_step
+    return frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)
 
 
 def _rope(config: Any, head_dim: int) -> Rope | None:

@@ -24,14 +24,14 @@ NEW_TOKENS = 6
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     torch.set_num_threads(1)
-    return load(EngineConfig("demo"))
+    return load(EngineConfig("demo", quantization="none"))
 
 
 def test_facts(loaded: LoadedModel) -> None:
     assert (loaded.layers, loaded.kv_heads, loaded.head_dim) == (30, 3, 64)
     assert (loaded.vocab_size, loaded.max_positions) == (49152, 8192)
     assert loaded.eos_token_ids == (2,)
-    assert loaded.model.weights.head is loaded.model.weights.embedding
+    assert loaded.model.decoder.head is loaded.model.decoder.embedding
 
 
 def test_equals_transformers(loaded: LoadedModel) -> None:
