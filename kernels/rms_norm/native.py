@@ -57,3 +57,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     one = call(flat, weight, eps, out, native.Counter(len(flat)))
     native.run(one.op, one.args)
     return out.view(x.shape)
+
+
+def add_rms_norm(x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See the package. fp32, contiguous."""
+    width = x.shape[-1]
+    out = torch.empty(x.shape)
+    rows = native.Counter(x.numel() // width)
+    flat = x.view(-1, width)
+    one = call(flat, weight, eps, out.view(-1, width), rows, residual=update.contiguous())
+    native.run(one.op, one.args)
+    return out

@@ -38,6 +38,12 @@ static inline F16 scale2(F16 a, F16 n) {
   return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(bits))};
 }
 
+static inline F16 load_bf16(const void* p) {
+  const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+static inline F16 from_fp16(__m256i bits) { return {_mm512_cvtph_ps(bits)}; }
+
 static inline void halves(F16 a, __m256* low, __m256* high) {
   *low = _mm512_castps512_ps256(a.v);
   *high = _mm512_extractf32x8_ps(a.v, 1);
@@ -86,12 +92,32 @@ static inline __m256 scale2_half(__m256 a, __m256 n) {
 }
 static inline F16 scale2(F16 a, F16 n) { return {scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi)}; }
 
+static inline __m256 load_bf16_half(const __m128i* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+static inline F16 load_bf16(const void* p) {
+  const auto* bits = static_cast<const __m128i*>(p);
+  return {load_bf16_half(bits), load_bf16_half(bits + 1)};
+}
+static inline F16 from_fp16(__m256i bits) {
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(bits)), _mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1))};
+}
+
 static inline void halves(F16 a, __m256* low, __m256* high) {
   *low = a.lo;
   *high = a.hi;
 }
 
 #endif
+
+static inline F16 load_fp16(const void* p) { return from_fp16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+// e4m3fn by way of fp16, which has one exponent bit more and the same kind of subnormals. NaN codes give +-480.
+static inline F16 load_e4m3(const void* p) {
+  const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x80)), 8);
+  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x7f)), 7);
+  return from_fp16(_mm256_or_si256(sign, rest)) * F16::set(256.0f);
+}
 
 // The sum of all lanes, always paired the same way: 8 apart, then 4, 2, 1.
 static inline float sum(F16 a) {
@@ -137,5 +163,8 @@ static inline F16 exp(F16 x) {
           _mm256_andnot_ps(_mm256_cmp_ps(x.hi, floor, _CMP_LT_OQ), y.hi)};
 #endif
 }
+
+// x / (1 + e^-x)
+static inline F16 silu(F16 x) { return x / (F16::set(1.0f) + exp(F16::zero() - x)); }
 
 }  // namespace baton::BATON_ISA
