@@ -3,8 +3,8 @@
     layer = native.prepare(weight, bias)    # or that of cpu, reference, triton: one per backend
     y = layer(x)
 
-weight: [out, in], a tensor as checkpoints store it or a `QuantizedWeight`; bias: [out] or None. Any sizes. What
-was prepared keeps no reference to a weight that it stores otherwise, so the caller may let go of it.
+weight: [out, in], a tensor as checkpoints store it or a `QuantizedWeight`; bias: [out] or None. Any size but
+0. What was prepared keeps no reference to a weight that it stores otherwise: the caller may let go of it.
 
 A token's row of y depends on its row of x alone, never on the other rows, whatever they hold. With a
 `QuantizedWeight` that names `activations`, x is rounded as `reference.round_activations` says.
@@ -39,8 +39,8 @@ class Linear(Protocol):
         ...
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """[n] int64 to [n, in]: the weight's rows, without bias. A table of embeddings that is the head as well
-        is so stored once. In the dtype that the layer computes in."""
+        """[n] int64 to [n, in]: the weight's rows, without bias, in the dtype that the layer computes in. So
+        a table of embeddings that is the head as well is stored once."""
         ...
 
 

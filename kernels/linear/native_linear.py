@@ -1,7 +1,7 @@
 """What all natively computed layers share: calls for recorded programs, and eager ones made of them.
 
-Activations are fp32 on the CPU. A row's result has the same bits alone and among others, on any number of threads
-and with either instruction set.
+Activations are fp32 on the CPU. A row's result has the same bits alone and among others, on any number of
+threads and with either instruction set.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class NativeLinear(ABC):
     def rows_call(self, ids: torch.Tensor, out: torch.Tensor, rows: native.Counter) -> Call:
         """out[i] = the weight's row ids[i] for the first `rows` ids.
 
-        ids: [capacity] int64, contiguous; out: [capacity, in] as in `call`. An id outside the table gives a row
-        of NaN.
+        ids: [capacity] int64, contiguous; out: [capacity, in] as in `call`. Ids outside the table give NaN.
         """
         if ids.dtype is not torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
             raise ValueError(f"ids must be contiguous int64 [capacity], got {ids.dtype} {list(ids.shape)}")
