@@ -23,11 +23,13 @@ class CascadeCost:
 
     block_bytes: KV of one block. level_bytes: what could be read in the time that one more part costs.
     merge_bytes: a query's partial result, written, read and merged (0 where a kernel carries it along).
+    most_tokens: a row of more has so many queries that its reads do not count beside its arithmetic.
     """
 
     block_bytes: int
     level_bytes: int = 0
     merge_bytes: int = 0
+    most_tokens: int = 16
 
 
 def shared_prefixes(rows: Sequence[Row], block_size: int, cost: CascadeCost) -> tuple[SharedPrefix, ...]:
@@ -37,7 +39,7 @@ def shared_prefixes(rows: Sequence[Row], block_size: int, cost: CascadeCost) -> 
     compared blocks, at the speed of comparing lists, and next to none where all rows begin differently.
     """
     # Position `start` is the first query's own: the block it lies in is not shared.
-    limits = [row.start // block_size if row.length else 0 for row in rows]
+    limits = [row.start // block_size if 0 < row.length <= cost.most_tokens else 0 for row in rows]
     members = [i for i, limit in enumerate(limits) if limit]
     if len({rows[i].block_table[0] for i in members}) == len(members):
         return ()

@@ -41,7 +41,7 @@ class TorchRunner:
         hidden = torch.empty(0)
         if batch.tokens:
             spans = [RowSpan(row.start, row.length, row.block_table) for row in rows]
-            plan = make_plan(spans, self.pool.shape.block_size, self._dtype)
+            plan = make_plan(spans, self.pool.shape.block_size, self._dtype, batch.shared)
             token_ids = torch.tensor([t for row in rows for t in row.token_ids], dtype=torch.int64)
             entered = time.perf_counter()
             hidden = self._model.forward(token_ids, plan, self.pool, torch.tensor(wanted.tokens).long())

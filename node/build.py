@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from baton.core.cascade import CascadeCost
 from baton.core.errors import InvalidArgument
 from baton.core.kvcache import KvCache
 from baton.core.load import Role
@@ -28,6 +29,9 @@ from baton.runtime.child import NodeStart
 from baton.runtime.config import EngineConfig as EngineSettings
 
 MIN_PREFILL_TOKENS = 64
+# What a further level of shared prefixes costs in a step's attention, as bytes read meanwhile: about 2 us.
+CPU_LEVEL_BYTES = 32 << 10
+GPU_LEVEL_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -77,7 +81,8 @@ def build(start: NodeStart) -> Parts:
         shared = SharedPool.create(layout.pool_bytes, incarnation)
         memory = shared.tensor(layout)
     runner = loaded.runner(layout.num_blocks, memory, name)
-    core = _core(start, settings, runner.info, layout.num_blocks)
+    cascade = _cascade_cost(loaded, layout) if settings.cascade else None
+    core = _core(start, settings, runner.info, layout.num_blocks, cascade)
     transports = _transports(start, incarnation, shared)
     for transport in transports.values():
         transport.register(Pool(runner.pool.tensor, layout))
@@ -111,7 +116,21 @@ def _layout(loaded: LoadedModel, num_blocks: int) -> KvLayout:
     )
 
 
-def _core(start: NodeStart, settings: EngineSettings, info: ModelInfo, num_blocks: int) -> NodeCore:
+def _cascade_cost(loaded: LoadedModel, layout: KvLayout) -> CascadeCost:
+    """On a CPU a group's queries are carried along while its keys are read; on a GPU partial results are
+    merged, each about as large as 16 tokens' KV."""
+    if loaded.config.torch_device.type == "cpu":
+        return CascadeCost(layout.record_bytes, CPU_LEVEL_BYTES)
+    return CascadeCost(layout.record_bytes, GPU_LEVEL_BYTES, 16 * layout.record_bytes // layout.block_size)
+
+
+def _core(
+    start: NodeStart,
+    settings: EngineSettings,
+    info: ModelInfo,
+    num_blocks: int,
+    cascade: CascadeCost | None,
+) -> NodeCore:
     transfer = start.config.transfer
     revision = info.fingerprint.weights
     kv = KvCache(num_blocks, settings.block_size, prefix_caching=settings.prefix_caching)
@@ -149,7 +168,7 @@ def _core(start: NodeStart, settings: EngineSettings, info: ModelInfo, num_block
     )
     # A full decode batch must leave prompts a share of the step.
     budget = max(settings.max_batch_tokens, settings.max_running + MIN_PREFILL_TOKENS)
-    limits = CoreLimits(budget, settings.max_running)
+    limits = CoreLimits(budget, settings.max_running, cascade)
     return NodeCore(kv, prefill, decode, sink, start.role, limits)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.core.batch import Row, StepOutput
+from baton.core.batch import Row, SharedPrefix, StepOutput
+from baton.core.cascade import CascadeCost, shared_prefixes
 from baton.core.errors import BatonError, IllegalTransition
 from baton.core.kvcache import KvCache, KvEvents
 from baton.core.load import LoadReport, Role
@@ -67,10 +68,12 @@ class LoadOut:
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """max_batch_tokens: of one step. max_running: decode rows of one step, as told to routers."""
+    """max_batch_tokens: of one step. max_running: decode rows of one step, as told to routers. cascade: what
+    reading shared KV once costs; None: never do it."""
 
     max_batch_tokens: int
     max_running: int
+    cascade: CascadeCost | None = None
 
 
 Out = NodeEffect | SinkEffect | Admitted | Misbehaved | SnapshotOut | KvChange | LoadOut | BaseException
@@ -183,6 +186,11 @@ class NodeCore:
             rows = rows + self.prefill.schedule(now, budget, self.decode.headroom_blocks())
         self._rows = tuple(rows)
         return self._rows
+
+    def shared(self) -> tuple[SharedPrefix, ...]:
+        """Of the rows just scheduled."""
+        cost = self._limits.cascade
+        return () if cost is None else shared_prefixes(self._rows, self.kv.block_size, cost)
 
     def take_dirty(self) -> tuple[int, ...]:
         return tuple(self.kv.take_dirty())

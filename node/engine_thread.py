@@ -110,7 +110,7 @@ class EngineThread:
         self._flush()
         self._stuck = not rows
         if rows:
-            output = self._runner.run(Batch(rows=rows))
+            output = self._runner.run(Batch(rows=rows, shared=core.shared()))
             core.complete(time.monotonic(), output)
             self._flush()
 

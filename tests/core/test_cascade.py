@@ -134,6 +134,11 @@ def test_only_blocks_before_every_members_own_queries_are_shared() -> None:
     assert found([row(table, 15, 0), row(table, 15)]) == [], "a row without queries reads nothing"
 
 
+def test_long_chunks_keep_to_themselves() -> None:
+    rows = [row([1, 2, 3], 8, 4), row([1, 2, 3], 8, 5), row([1, 2, 4], 8, 4)]
+    assert found(rows, CascadeCost(1, most_tokens=4)) == [((0, 2), 0, 2)]
+
+
 def test_a_list_and_a_tuple_are_the_same_table() -> None:
     assert found([row([1, 2, 3], 11), row((1, 2, 4), 11)]) == [((0, 1), 0, 2)]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from baton.core.batch import Batch, StepOutput
+from baton.core.cascade import CascadeCost
 from baton.core.errors import ResourceExhausted
 from baton.core.kvcache import KvCache
 from baton.core.load import Role
@@ -63,7 +64,7 @@ class Node:
         prefill = PrefillScheduler(kv, PrefillLimits(MAX_LEN, chunk_tokens=8, max_waiting=4), "r")
         decode = DecodeScheduler(kv, DecodeLimits(MAX_LEN, max_running=4), "r", prefill.reclaim)
         sink = HandoffSink(kv, SinkLimits(MAX_LEN, INFO.vocab_size), "r")
-        self.core = NodeCore(kv, prefill, decode, sink, Role.BOTH, CoreLimits(16, 4))
+        self.core = NodeCore(kv, prefill, decode, sink, Role.BOTH, CoreLimits(16, 4, CascadeCost(1)))
         self.runner = Runner()
         self.outs: list[Out] = []
         self.turns = 0
@@ -116,6 +117,31 @@ def test_requests_in_place_get_the_reference_and_leave_nothing(node: Node) -> No
     node.core.check()
     loads = [out.load for out in node.outs if isinstance(out, LoadOut)]
     assert [load.seq for load in loads] == sorted({load.seq for load in loads})
+
+
+def test_what_rows_share_is_told_with_each_step(node: Node) -> None:
+    """Both in decode and, with a cached prefix, in a prompt's last chunk."""
+    prompt = list(range(1, 10))
+    requests = [
+        request("first", prompt, max_tokens=20),
+        *(request(f"r{i}", [*prompt, 50 + i]) for i in range(3)),
+    ]
+    node.runner.stop_after = 4
+    node.engine.post(cmd.Add(requests[0], None, in_place=True))
+    until(lambda: not node.runner.gate.is_set())
+    for one in requests[1:]:
+        node.engine.post(cmd.Add(one, None, in_place=True))
+    node.runner.stop_after = -1
+    node.runner.gate.set()
+    until(lambda: all(node.ended(one) for one in requests))
+    assert all(node.tokens(one) == reference(one, MAX_LEN)[0] for one in requests)
+    parts = [(batch, part) for batch in node.runner.batches for part in batch.shared]
+    for batch, part in parts:
+        rows = [batch.rows[i] for i in part.rows]
+        assert len({tuple(row.block_table[: part.end_block]) for row in rows}) == 1
+        assert all(part.end_block * BLOCK <= row.start for row in rows)
+    assert any(len(part.rows) == 4 and part.end_block == 2 for _, part in parts)
+    assert any(batch.rows[i].length > 1 for batch, part in parts for i in part.rows)
 
 
 def test_a_refused_request_ends_with_its_reason(node: Node) -> None:
