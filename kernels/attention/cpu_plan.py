@@ -51,9 +51,9 @@ class WindowPlan:
 
 def window_plan(plan: AttentionPlan, window: int | None) -> WindowPlan:
     """For layers with this sliding window (None: full attention); made once per step, at its first use."""
-    found = plan.memo.get((WindowPlan, window))
+    found = plan.derived.get((WindowPlan, window))
     if not isinstance(found, WindowPlan):
-        found = plan.memo[WindowPlan, window] = _Windowed(plan, window).plan()
+        found = plan.derived[WindowPlan, window] = _Windowed(plan, window).plan()
     return found
 
 

@@ -55,7 +55,7 @@ class AttentionPlan:
     order, shared_starts, shared_ends: [rows] see `Order`: which neighbours share blocks.
     packed: [7 * rows + len(tables)] what the seven arrays by row and `tables` are views of, in this order.
     positions, blocks, offsets: [tokens] torch int64: each token's position and where its KV goes.
-    memo: what a backend derives from the plan at its first use, kept for the step's other layers.
+    derived: what a backend derives from the plan at its first use, kept for the step's other layers.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AttentionPlan:
         self.block_size = block_size
         self.dtype = dtype
         self.shared = tuple(shared)
-        self.memo: dict[object, object] = {}
+        self.derived: dict[object, object] = {}
         starts = [span.start for span in self.spans]
         lengths = [span.length for span in self.spans]
         sizes = self._table_sizes()

@@ -28,6 +28,10 @@ static inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 static inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 static inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+// where a < b: x, elsewhere (and with a NaN): y
+static inline F16 select_less(F16 a, F16 b, F16 x, F16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
 // To the nearest integer, ties to even.
 static inline F16 round(F16 a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
@@ -82,6 +86,10 @@ static inline F16 fma(F16 a, F16 b, F16 c) {
 }
 static inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 static inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+static inline F16 select_less(F16 a, F16 b, F16 x, F16 y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
 static inline F16 round(F16 a) {
   constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};

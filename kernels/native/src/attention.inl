@@ -1,0 +1,247 @@
+// (first the loading of tiles, then what is computed with them)
+#include "attention_tile.inl"
+
+#include "attention_kernel.inl"
+
+// A thread's memory, kept from call to call.
+struct AttentionScratch {
+  Memory tile, q, states, floats, totals, queries;
+};
+
+// A softmax over some keys: the largest score, the sum of e^(score - max), and the values in these proportions.
+struct Part {
+  float max;
+  float sum;
+  const float* output;  // [padded]
+};
+
+// Adds `part`, the keys after those that `max`, `sum`, `output` stand for. A part that saw no key changes nothing.
+static void join(Part part, int64_t padded, float* max, float* sum, float* output) {
+  if (part.sum == 0) return;
+  const float most = std::max(*max, part.max);
+  alignas(64) float factors[kLanes] = {*max - most, part.max - most};
+  exp(F16::load(factors)).store(factors);
+  const F16 before = F16::set(factors[0]), added = F16::set(factors[1]);
+  for (int64_t d = 0; d < padded; d += kLanes) {
+    fma(F16::load(output + d), before, F16::load(part.output + d) * added).store(output + d);
+  }
+  *sum = std::fma(*sum, factors[0], part.sum * factors[1]);
+  *max = most;
+}
+
+static void finish(const AttentionArgs& args, Part part, int64_t token, int64_t head) {
+  float* out = args.out + token * args.out_stride + head * args.head_dim;
+  const int64_t whole = args.head_dim / kLanes * kLanes;
+  const F16 scale = F16::set(part.sum == 0 ? 0.0f : 1.0f / part.sum);
+  for (int64_t d = 0; d < whole; d += kLanes) (F16::load(part.output + d) * scale).store(out + d);
+  if (whole < args.head_dim) {
+    alignas(64) float rest[kLanes];
+    (F16::load(part.output + whole) * scale).store(rest);
+    std::memcpy(out + whole, rest, static_cast<size_t>(args.head_dim - whole) * sizeof(float));
+  }
+  if (args.lse == nullptr) return;
+  const double log_sum = std::log(static_cast<double>(part.sum));  // -infinity for a part without keys
+  args.lse[token * args.heads + head] = static_cast<float>(static_cast<double>(part.max) + log_sum);
+}
+
+// A state in the partial results: output, then max and sum in a line of their own.
+static inline int64_t partial_floats(int64_t padded) { return padded + kLanes; }
+
+// One item: its units' queries against tiles in ascending order. A tile that neighbours share is loaded once.
+class ItemRun {
+ public:
+  ItemRun(const AttentionArgs& args, const Unit* units, const Item& item, float* partials, AttentionScratch& memory)
+      : args_(args), units_(units), item_(item), partials_(partials), load_(tile_loader(args.kv_dtype)) {
+    group_ = args.heads / args.kv_heads;
+    padded_ = (args.head_dim + kLanes - 1) / kLanes * kLanes;
+    tokens_ = 0;
+    for (int64_t i = item.units.begin; i < item.units.end; ++i) tokens_ += units[i].tokens();
+    per_head_ = tokens_ * group_;
+    count_ = per_head_ * (item.heads.end - item.heads.begin);
+    float* tile = memory.tile.floats(kTile * (args.head_dim + padded_ + 2));
+    tile_ = {tile, tile + kTile * args.head_dim, nullptr, nullptr};
+    tile_.key_scales = tile_.values + kTile * padded_;
+    tile_.value_scales = tile_.key_scales + kTile;
+    q_ = memory.q.floats(count_ * padded_);
+    states_ = static_cast<State*>(memory.states.take(static_cast<size_t>(count_) * sizeof(State)));
+    floats_ = memory.floats.floats(count_ * (padded_ + kLanes));
+    queries_ = static_cast<Query*>(memory.queries.take(static_cast<size_t>(per_head_) * sizeof(Query)));
+    folds_ = item.segments.end - item.segments.begin > 1;
+    if (folds_) totals_ = memory.totals.floats(count_ * partial_floats(padded_));
+  }
+
+  void run() {
+    take_queries();
+    for (int64_t segment = item_.segments.begin; segment < item_.segments.end; ++segment) {
+      begin_segment();
+      for (int64_t tile = segment * (kSegment / kTile); tile < (segment + 1) * (kSegment / kTile); ++tile) {
+        run_tile(tile);
+      }
+      for_each([&](const Unit& unit, int64_t token, int64_t head, int64_t index) {
+        end_segment(unit, token, head, index, segment);
+      });
+    }
+  }
+
+ private:
+  // f(unit, token of the unit, query head, index of the query here)
+  template <class F>
+  void for_each(F&& f) {
+    int64_t index = 0;
+    for (int64_t kv_head = item_.heads.begin; kv_head < item_.heads.end; ++kv_head) {
+      for (int64_t i = item_.units.begin; i < item_.units.end; ++i) {
+        for (int64_t token = 0; token < units_[i].tokens(); ++token) {
+          for (int64_t g = 0; g < group_; ++g) f(units_[i], token, kv_head * group_ + g, index++);
+        }
+      }
+    }
+  }
+
+  void take_queries() {
+    const F16 scale = F16::set(args_.scale);
+    const int64_t whole = args_.head_dim / kLanes * kLanes;
+    for_each([&](const Unit& unit, int64_t token, int64_t head, int64_t index) {
+      const float* from = args_.q + (unit.first_token + token) * args_.q_stride + head * args_.q_head_stride;
+      float* to = q_ + index * padded_;
+      for (int64_t d = 0; d < whole; d += kLanes) (F16::load(from + d) * scale).store(to + d);
+      for (int64_t d = whole; d < args_.head_dim; ++d) to[d] = from[d] * args_.scale;
+      float* own = floats_ + index * (padded_ + kLanes);
+      states_[index] = {0, own, own + kLanes};
+      if (!folds_) return;
+      float* total = totals_ + index * partial_floats(padded_);
+      std::memset(total, 0, static_cast<size_t>(partial_floats(padded_)) * sizeof(float));
+      total[padded_] = -std::numeric_limits<float>::infinity();
+    });
+  }
+
+  void begin_segment() {
+    std::memset(floats_, 0, static_cast<size_t>(count_ * (padded_ + kLanes)) * sizeof(float));
+    for (int64_t i = 0; i < count_; ++i) states_[i].max = -std::numeric_limits<float>::infinity();
+  }
+
+  void end_segment(const Unit& unit, int64_t token, int64_t head, int64_t index, int64_t segment) {
+    const int64_t last = unit.first_segment() + unit.segments() - 1;
+    if (segment < unit.first_segment() || segment > last) return;
+    const Part part{states_[index].max, sum(F16::load(states_[index].sums)), states_[index].output};
+    if (unit.partials >= 0) {
+      float* to = partials_ + unit.partial(token, head, args_.heads, segment) * partial_floats(padded_);
+      std::memcpy(to, part.output, static_cast<size_t>(padded_) * sizeof(float));
+      to[padded_] = part.max;
+      to[padded_ + 1] = part.sum;
+    } else if (unit.segments() == 1) {
+      finish(args_, part, unit.first_token + token, head);
+    } else {
+      float* total = totals_ + index * partial_floats(padded_);
+      join(part, padded_, total + padded_, total + padded_ + 1, total);
+      if (segment == last) finish(args_, {total[padded_], total[padded_ + 1], total}, unit.first_token + token, head);
+    }
+  }
+
+  void run_tile(int64_t tile) {
+    const Range here{tile * kTile, (tile + 1) * kTile};
+    int64_t token = 0;  // of the item
+    for (int64_t i = item_.units.begin; i < item_.units.end;) {
+      Range keys = units_[i].keys;
+      int64_t tokens = units_[i].tokens(), to = i + 1;
+      for (; to < item_.units.end && units_[to].shared.begin <= here.begin && here.end <= units_[to].shared.end; ++to) {
+        keys = {std::min(keys.begin, units_[to].keys.begin), std::max(keys.end, units_[to].keys.end)};
+        tokens += units_[to].tokens();
+      }
+      if (keys.begin < here.end && here.begin < keys.end) run_shared({i, to}, keys, tile, token);
+      token += tokens;
+      i = to;
+    }
+  }
+
+  // Units that have this tile's keys in the same blocks; `token` is the first one's, counted over the item.
+  void run_shared(Range units, Range keys, int64_t tile, int64_t token) {
+    Slots slots;
+    const int64_t row = units_[units.begin].row;
+    find_slots(args_, args_.rows->tables + args_.rows->table_starts[row], tile, keys, &slots);
+    const TileShape shape{args_.head_dim, padded_, args_.softcap, args_.scales != nullptr};
+    for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
+      load_(args_, slots, head, tile_);
+      const int64_t first = (head - item_.heads.begin) * per_head_ + token * group_;
+      const int64_t count = take_seeing(units, tile, first);
+      const int64_t blocks = (count + kQueries - 1) / kQueries;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t begin = count * b / blocks, end = count * (b + 1) / blocks;
+        kAttend[end - begin](queries_ + begin, tile_, shape);
+      }
+    }
+  }
+
+  // The units' queries, from index `first` on, that see some of the tile: into queries_; gives how many.
+  int64_t take_seeing(Range units, int64_t tile, int64_t first) {
+    int64_t count = 0;
+    for (int64_t i = units.begin; i < units.end; ++i) {
+      for (int64_t at = units_[i].positions.begin; at < units_[i].positions.end; ++at, first += group_) {
+        const int64_t from = args_.window > 0 ? std::max<int64_t>(0, at - args_.window + 1) : 0;
+        const int64_t begin = std::max<int64_t>(0, from - tile * kTile);
+        const int64_t end = std::min<int64_t>(kTile, at + 1 - tile * kTile);
+        if (begin >= end) continue;
+        for (int64_t g = 0; g < group_; ++g) {
+          const int64_t index = first + g;
+          queries_[count++] = {q_ + index * padded_, states_ + index, static_cast<int>(begin), static_cast<int>(end)};
+        }
+      }
+    }
+    return count;
+  }
+
+  const AttentionArgs& args_;
+  const Unit* units_;
+  const Item& item_;
+  float* partials_;
+  LoadTile load_;
+  int64_t group_, padded_, tokens_, per_head_, count_;
+  bool folds_;
+  TileView tile_;
+  float* q_;
+  float* floats_;  // what states_ point at
+  float* totals_ = nullptr;
+  State* states_;
+  Query* queries_;
+};
+
+static void join_unit(const AttentionArgs& args, const Unit& unit, const float* partials) {
+  alignas(64) float output[256];
+  const int64_t padded = (args.head_dim + kLanes - 1) / kLanes * kLanes;
+  for (int64_t token = 0; token < unit.tokens(); ++token) {
+    for (int64_t head = 0; head < args.heads; ++head) {
+      std::memset(output, 0, sizeof output);
+      float max = -std::numeric_limits<float>::infinity(), sum = 0;
+      for (int64_t s = 0; s < unit.segments(); ++s) {
+        const int64_t state = unit.partial(token, head, args.heads, unit.first_segment() + s);
+        const float* part = partials + state * partial_floats(padded);
+        join({part[padded], part[padded + 1], part}, padded, &max, &sum, output);
+      }
+      finish(args, {max, sum, output}, unit.first_token + token, head);
+    }
+  }
+}
+
+static void attention(const AttentionArgs& args, Pool& pool) {
+  static thread_local AttentionScratch memory;
+  const AttentionWork work = cut_attention(args, pool.threads());
+  const int64_t padded = (args.head_dim + kLanes - 1) / kLanes * kLanes;
+  float* partials = nullptr;
+  if (work.partials > 0) {
+    partials = static_cast<float*>(
+        pool.scratch(2, static_cast<size_t>(work.partials * partial_floats(padded)) * sizeof(float)));
+  }
+  const int64_t together = work.small ? std::max<int64_t>(1, work.item_count) : 1;
+  pool.run((work.item_count + together - 1) / together, [&](int64_t chunk) {
+    for (int64_t i = chunk * together; i < std::min(work.item_count, (chunk + 1) * together); ++i) {
+      ItemRun(args, work.units, work.items[i], partials, memory).run();
+    }
+  });
+  if (work.partials == 0) return;
+  constexpr int64_t kJoins = 256;  // states that are joined in a few microseconds
+  const int64_t chunks = std::clamp<int64_t>(work.partials / kJoins, 1, work.unit_count);
+  pool.run(chunks, [&](int64_t chunk) {
+    for (int64_t i = work.unit_count * chunk / chunks; i < work.unit_count * (chunk + 1) / chunks; ++i) {
+      if (work.units[i].partials >= 0) join_unit(args, work.units[i], partials);
+    }
+  });
+}

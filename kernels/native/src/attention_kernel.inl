@@ -1,0 +1,190 @@
+// The arithmetic of up to kQueries queries with one tile. Every score is summed over the head's dimensions in
+// ascending order, every output over the keys in ascending order, each in one fp32 accumulator with fma: how many
+// queries go together, or which, changes no bit.
+
+constexpr int kQueries = 6;
+
+// One query's running softmax over the keys of a segment so far.
+struct State {
+  float max;
+  float* sums;    // [kLanes]: of the exponentials, by key % kLanes
+  float* output;  // [padded]: the exponentials times the values
+};
+
+struct Query {
+  const float* q;  // [head_dim], scaled
+  State* state;
+  int begin, end;  // of the tile's keys, those it sees; never empty
+};
+
+struct TileShape {
+  int64_t head_dim;
+  int64_t padded;
+  float softcap;  // 0: none
+  bool scaled;    // keys and values have scales
+};
+
+// scores[r][j] = q[r] . keys[:, j] for lanes [at, at + N * kLanes)
+template <int R, int N>
+static inline void score_lanes(const Query* queries, const float* keys, int64_t head_dim, int at, float* scores) {
+  F16 sums[R][N];
+  const float* q[R];
+  for (int r = 0; r < R; ++r) {
+    q[r] = queries[r].q;
+    for (int n = 0; n < N; ++n) sums[r][n] = F16::zero();
+  }
+  const float* from = keys + at;
+  for (int64_t d = 0; d < head_dim; ++d, from += kTile) {
+    F16 key[N];
+    for (int n = 0; n < N; ++n) key[n] = F16::load(from + n * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const F16 value = F16::set(q[r][d]);
+      for (int n = 0; n < N; ++n) sums[r][n] = fma(value, key[n], sums[r][n]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) sums[r][n].store(scores + r * kTile + at + n * kLanes);
+  }
+}
+
+// Registers: R * N sums, N keys and a query's number.
+template <int R>
+static void score(const Query* queries, const float* keys, int64_t head_dim, int begin, int end, float* scores) {
+  constexpr int kMost = BATON_AVX512 ? 4 : R == 1 ? 4 : R == 2 ? 2 : 1;
+  int at = begin / kLanes * kLanes;
+  for (; at + kMost * kLanes <= (end + kLanes - 1) / kLanes * kLanes; at += kMost * kLanes) {
+    score_lanes<R, kMost>(queries, keys, head_dim, at, scores);
+  }
+  if constexpr (kMost > 1) {
+    for (; at < end; at += kLanes) score_lanes<R, 1>(queries, keys, head_dim, at, scores);
+  }
+}
+
+// output[r] = output[r] * factors[r] + sum over keys [begin, end) of weights[r][j] * values[j], dimensions from `at`
+template <int R, int M>
+static inline void weigh_lanes(State* const* states, const float* factors, const float* weights, const float* values,
+                               Range keys, int64_t padded, int64_t at) {
+  F16 sums[R][M];
+  for (int r = 0; r < R; ++r) {
+    const F16 factor = F16::set(factors[r]);
+    for (int m = 0; m < M; ++m) sums[r][m] = F16::load(states[r]->output + at + m * kLanes) * factor;
+  }
+  const float* from = values + keys.begin * padded + at;
+  for (int64_t j = keys.begin; j < keys.end; ++j, from += padded) {
+    F16 value[M];
+    for (int m = 0; m < M; ++m) value[m] = F16::load(from + m * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const F16 weight = F16::set(weights[r * kTile + j]);
+      for (int m = 0; m < M; ++m) sums[r][m] = fma(weight, value[m], sums[r][m]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int m = 0; m < M; ++m) sums[r][m].store(states[r]->output + at + m * kLanes);
+  }
+}
+
+template <int R>
+static void weigh(State* const* states, const float* factors, const float* weights, const float* values, Range keys,
+                  int64_t padded) {
+  constexpr int kMost = BATON_AVX512 ? 4 : R == 1 ? 4 : R == 2 ? 2 : 1;
+  int64_t at = 0;
+  for (; at + kMost * kLanes <= padded; at += kMost * kLanes) {
+    weigh_lanes<R, kMost>(states, factors, weights, values, keys, padded, at);
+  }
+  if constexpr (kMost > 1) {
+    for (; at < padded; at += kLanes) weigh_lanes<R, 1>(states, factors, weights, values, keys, padded, at);
+  }
+}
+
+// tanh(x): near 0 a polynomial (Cephes' tanhf), elsewhere by e^2x.
+static inline F16 tanh(F16 x) {
+  const F16 z = x * x;
+  F16 p = F16::set(-5.70498872745e-3f);
+  p = fma(p, z, F16::set(2.06390887954e-2f));
+  p = fma(p, z, F16::set(-5.37397155531e-2f));
+  p = fma(p, z, F16::set(1.33314422036e-1f));
+  p = fma(p, z, F16::set(-3.33332819422e-1f));
+  const F16 near = fma(p * z, x, x);
+  const F16 far = F16::set(1.0f) - F16::set(2.0f) / (exp(x + x) + F16::set(1.0f));
+  return select_less(z, F16::set(0.625f * 0.625f), near, far);
+}
+
+// Lanes [begin, end) of x; -infinity elsewhere, whatever x has there.
+static inline F16 only(F16 x, int begin, int end) {
+  alignas(64) static constexpr float kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const F16 lane = F16::load(kLaneNumbers), none = F16::set(-std::numeric_limits<float>::infinity());
+  const F16 before = select_less(lane, F16::set(static_cast<float>(begin)), none, x);
+  return select_less(lane, F16::set(static_cast<float>(end)), before, none);
+}
+
+// Scores to what softmax takes, in place: with scale, soft cap and mask. Gives the largest.
+static inline float prepare_scores(const Query& query, const TileShape& shape, const float* key_scales, float* scores) {
+  const bool all = query.begin == 0 && query.end == kTile;
+  F16 most = F16::set(-std::numeric_limits<float>::infinity());
+  for (int at = 0; at < kTile; at += kLanes) {
+    F16 x = F16::load(scores + at);
+    if (shape.scaled) x = x * F16::load(key_scales + at);
+    if (shape.softcap > 0) x = F16::set(shape.softcap) * tanh(x / F16::set(shape.softcap));
+    if (!all) x = only(x, query.begin - at, query.end - at);
+    x.store(scores + at);
+    most = max(x, most);
+  }
+  return max_lane(most);
+}
+
+// One tile for R queries: scores, softmax, weighted values.
+template <int R>
+static void attend(const Query* queries, const TileView& tile, const TileShape& shape) {
+  alignas(64) float scores[R * kTile];
+  alignas(64) float factors[kLanes] = {};
+  State* states[R];
+  int first = kTile, end = 0, all_from = 0, all_to = kTile;
+  for (int r = 0; r < R; ++r) {
+    states[r] = queries[r].state;
+    first = std::min(first, queries[r].begin);
+    end = std::max(end, queries[r].end);
+    all_from = std::max(all_from, queries[r].begin);
+    all_to = std::min(all_to, queries[r].end);
+  }
+  score<R>(queries, tile.keys, shape.head_dim, first, end, scores);
+  for (int r = 0; r < R; ++r) {
+    const float most = std::max(states[r]->max, prepare_scores(queries[r], shape, tile.key_scales, scores + r * kTile));
+    factors[r] = states[r]->max - most;
+    states[r]->max = most;
+  }
+  exp(F16::load(factors)).store(factors);
+  for (int r = 0; r < R; ++r) {
+    const F16 most = F16::set(states[r]->max);
+    F16 sums = F16::load(states[r]->sums) * F16::set(factors[r]);
+    for (int at = 0; at < kTile; at += kLanes) {
+      F16 weight = exp(F16::load(scores + r * kTile + at) - most);
+      sums = sums + weight;
+      if (shape.scaled) weight = weight * F16::load(tile.value_scales + at);
+      weight.store(scores + r * kTile + at);
+    }
+    sums.store(states[r]->sums);
+  }
+  // Keys that all of them see go together. The others, a few at the edges of what each sees, go one by one: a key's
+  // values never meet a query that does not see it, even with weight 0.
+  if (all_from >= all_to) {
+    for (int r = 0; r < R; ++r) {
+      weigh<1>(states + r, factors + r, scores + r * kTile, tile.values, {queries[r].begin, queries[r].end}, shape.padded);
+    }
+    return;
+  }
+  alignas(64) static constexpr float kOnes[kQueries] = {1, 1, 1, 1, 1, 1};
+  const bool edge = first < all_from;
+  if (edge) {
+    for (int r = 0; r < R; ++r) {
+      weigh<1>(states + r, factors + r, scores + r * kTile, tile.values, {queries[r].begin, all_from}, shape.padded);
+    }
+  }
+  weigh<R>(states, edge ? kOnes : factors, scores, tile.values, {all_from, all_to}, shape.padded);
+  for (int r = 0; r < R; ++r) {
+    if (queries[r].end == all_to) continue;
+    weigh<1>(states + r, kOnes, scores + r * kTile, tile.values, {all_to, queries[r].end}, shape.padded);
+  }
+}
+
+using Attend = void (*)(const Query*, const TileView&, const TileShape&);
+static constexpr Attend kAttend[kQueries + 1] = {nullptr, attend<1>, attend<2>, attend<3>, attend<4>, attend<5>, attend<6>};
