@@ -79,6 +79,18 @@ class KvCache:
         if self.prefix_caching and self.index.insert(key, block):
             _note(key, self._stored, undoes=self._removed)
 
+    def unify(self, key: bytes, block: int) -> int:
+        """As `publish`, but where another block is found by that key already, the caller's reference to
+        `block` becomes one to that. Returns the block that the caller has now. Nothing may be using the old
+        one."""
+        known = self.index.get(key) if self.prefix_caching else None
+        if known is None or known == block:
+            self.publish(key, block)
+            return block
+        self.pool.retain([known])
+        self.release([block])
+        return known
+
     def release(self, blocks: Sequence[int]) -> None:
         self.pool.release(blocks, self.index.cached)
 

@@ -64,6 +64,9 @@ class PrefixIndex:
     def keys(self) -> Iterator[bytes]:
         return iter(self._block)
 
+    def get(self, key: bytes) -> int | None:
+        return self._block.get(key)
+
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the longest known prefix of the chain `keys`."""
         blocks = []

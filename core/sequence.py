@@ -74,6 +74,15 @@ class Sequence:
             kv.publish(self.keys[i], self.blocks[i])
         self.published = max(self.published, full)
 
+    def join(self, kv: KvCache, revision: str) -> None:
+        """As `publish`, and blocks whose content was here already are given back for those that hold it: so
+        sequences that came at the same time share memory, too. Nothing may be reading or writing them."""
+        self.extend_keys(kv.block_size, self.computed, revision)
+        full = self.computed // kv.block_size
+        for i in range(full):  # also those that were offered before, and not taken
+            self.blocks[i] = kv.unify(self.keys[i], self.blocks[i])
+        self.published = max(self.published, full)
+
     def drop_kv(self, kv: KvCache) -> None:
         """Give back all blocks; the sequence must be computed again from its tokens."""
         kv.release(self.blocks)

@@ -58,7 +58,7 @@ class DecodeScheduler:
             sequence.drop_kv(self._kv)
             return []
         self._residents.ready[sequence.key] = sequence
-        sequence.publish(self._kv, self._revision)
+        sequence.join(self._kv, self._revision)
         if sequence.output_len >= sequence.request.output_limit(self._limits.max_model_len):
             return [self._finish(sequence, Ending(FinishReason.LENGTH))]
         return []

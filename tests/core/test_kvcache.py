@@ -111,6 +111,26 @@ def test_a_second_copy_of_a_content_is_not_findable() -> None:
     kv.check()
 
 
+def test_a_second_copy_is_given_back_for_the_first() -> None:
+    kv = KvCache(6, 4)
+    keys = keys_of(1, 2)
+    first, second = fill(kv, keys), kv.allocate(2)
+    assert [kv.unify(key, block) for key, block in zip(keys, second, strict=True)] == first
+    assert [kv.unify(key, block) for key, block in zip(keys, first, strict=True)] == first
+    assert (kv.pool.free, [kv.pool.refs(block) for block in first]) == (3, [2, 2])
+    kv.release(first)
+    kv.release(first)
+    kv.check()
+
+
+def test_without_prefix_caching_copies_stay() -> None:
+    kv = KvCache(6, 4, prefix_caching=False)
+    keys = keys_of(1, 2)
+    fill(kv, keys)
+    blocks = kv.allocate(2)
+    assert [kv.unify(key, block) for key, block in zip(keys, blocks, strict=True)] == blocks
+
+
 def test_every_new_block_is_to_be_cleared() -> None:
     kv = KvCache(4, 4)
     one = kv.allocate(2)

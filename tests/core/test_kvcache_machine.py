@@ -85,6 +85,19 @@ class KvCacheMachine(RuleBasedStateMachine):
             self.content[holder.blocks[i]] = (holder.salt, holder.tokens[: (i + 1) * BLOCK_SIZE])
             self.kv.publish(keys[i], holder.blocks[i])
 
+    @rule(holder=holders)
+    def join(self, holder: Holder) -> None:
+        """Its computed blocks that others have, too, become theirs."""
+        if holder not in self.live:
+            return
+        keys = holder.keys()
+        for i in range(holder.computed // BLOCK_SIZE):
+            mine = holder.blocks[i]
+            holder.blocks[i] = self.kv.unify(keys[i], mine)
+            assert self.content[holder.blocks[i]] == self.content[mine]
+            assert self.kv.match(keys[: i + 1]) == holder.blocks[: i + 1]
+            self.kv.release(holder.blocks[: i + 1])
+
     @rule(holder=consumes(holders))
     def end(self, holder: Holder) -> None:
         """Finished or aborted, half computed or not."""

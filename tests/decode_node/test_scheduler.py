@@ -27,8 +27,12 @@ class Node:
         self.output: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[tuple[str, int], Ended] = {}
 
-    def admit(self, name: str, prompt: int, *, deadline_s: float | None = None, **fields) -> tuple[str, int]:
-        tokens = tuple((7 * len(self.requests) + i) % 90 for i in range(prompt))
+    def admit(
+        self, name: str, prompt: int, *, deadline_s: float | None = None, seed: int | None = None, **fields
+    ) -> tuple[str, int]:
+        """seed: which prompt; None: another one each time."""
+        seed = len(self.requests) if seed is None else seed
+        tokens = tuple((7 * seed + i) % 90 for i in range(prompt))
         first = next_token(tokens)
         request = Request(name, tokens, output_ids=(first,), **fields)
         blocks = self.kv.allocate(self.kv.blocks_for(prompt))
@@ -92,6 +96,17 @@ def test_outputs_from_index_one_to_the_limit() -> None:
 def test_kv3_the_partial_last_block_is_extended(length: int) -> None:
     node = Node()
     node.admit("a", length, max_tokens=3 * BLOCK + 1)
+    node.until_idle()
+
+
+def test_hand_offs_of_one_prompt_that_crossed_share_its_full_blocks() -> None:
+    node = Node()
+    for name in "abc":
+        node.admit(name, 10, seed=5, max_tokens=6)
+    assert node.kv.pool.owned == 2 + 3, "two full blocks together, and a partial one each"
+    tables = [row.block_table for row in node.step()]
+    assert len({tuple(table[:2]) for table in tables}) == 1
+    assert len({table[2] for table in tables}) == 3
     node.until_idle()
 
 
