@@ -15,6 +15,7 @@ from baton.core.model import PROTOCOL_VERSION, Fingerprint, ModelInfo
 from baton.engine.config import DecoderConfig, EngineConfig
 from baton.engine.kv_pool import KvPool, KvShape
 from baton.engine.models.base import DecoderModel
+from baton.engine.models.decoder import Decoder
 from baton.engine.models.decoder_load import load_decoder
 from baton.engine.models.llama import LlamaModel
 from baton.engine.torch_runner import TorchRunner
@@ -177,7 +178,7 @@ def _decoder(
     return LoadedModel(
         config=config,
         path=path,
-        model=LlamaModel(decoder, weights, ops, config.activation_dtype),
+        model=_model(decoder, weights, ops, config),
         backend=ops.name,
         weights_bytes=weights.nbytes,
         architecture=decoder.architecture,
@@ -191,6 +192,14 @@ def _decoder(
         tokenizer_digest=tokenizer_digest(path),
         geometry=_geometry(decoder),
     )
+
+
+def _model(config: DecoderConfig, weights: Decoder, ops: Ops, engine: EngineConfig) -> DecoderModel:
+    if ops.name == "native":
+        from baton.engine.models.recorded import RecordedModel  # loads the compiled kernels
+
+        return RecordedModel(config, weights)
+    return LlamaModel(config, weights, ops, engine.activation_dtype)
 
 
 def _geometry(decoder: DecoderConfig) -> str:

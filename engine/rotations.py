@@ -7,30 +7,36 @@ import torch
 from baton.engine.rope import Rope
 from baton.kernels.rope import Rotation, tables
 
-# Positions beyond are computed as they come: of 128 dimensions, a table to here takes 32 MiB.
-_KEPT = 32_768
 _FIRST = 1024
 
 
 class Rotations:
-    """A token's rotation depends on its position alone (see `Rope.angles`): a step looks its tokens' up."""
+    """A token's rotation depends on its position alone (see `Rope.angles`), so a step's are looked up."""
 
     def __init__(self, rope: Rope, dtype: torch.dtype, device: torch.device) -> None:
         self._rope = rope
         self._dtype = dtype
         self._device = device
-        self._table = self._made(torch.arange(_FIRST))
+        self._table = self._made(_FIRST)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """positions: [tokens] int64 on the CPU."""
-        last = int(positions.max()) if len(positions) else 0
-        if last >= _KEPT:
-            return self._made(positions)
-        while last >= len(self._table.cos):
-            self._table = self._made(torch.arange(2 * len(self._table.cos)))
         there = positions.to(self._device)
-        return Rotation(*(table.index_select(0, there) for table in self._table))
+        return Rotation(*(part.index_select(0, there) for part in self._upto(positions)))
 
-    def _made(self, positions: torch.Tensor) -> Rotation:
-        rotation = tables(self._rope.angles(positions), self._rope.scale, self._dtype)
-        return Rotation(*(table.to(self._device) for table in rotation))
+    def into(self, out: Rotation, positions: torch.Tensor) -> None:
+        """The same, into the first rows of `out`, which has room for more."""
+        for part, table in zip(out, self._upto(positions), strict=True):
+            torch.index_select(table, 0, positions, out=part[: len(positions)])
+
+    def _upto(self, positions: torch.Tensor) -> Rotation:
+        """Of these positions and all before them."""
+        needed, size = int(positions.max()) + 1, len(self._table.cos)
+        if needed > size:
+            self._table = self._made(max(2 * size, 1 << (needed - 1).bit_length()))
+        return self._table
+
+    def _made(self, positions: int) -> Rotation:
+        angles = self._rope.angles(torch.arange(positions))
+        rotation = tables(angles, self._rope.scale, self._dtype)
+        return Rotation(*(part.to(self._device) for part in rotation))

@@ -16,8 +16,25 @@ from baton.core.errors import InvalidArgument
 from baton.kernels import native
 from baton.kernels.attention import AttentionParams, AttentionPlan, KvLayer
 from baton.kernels.linear import Prepare
+from baton.kernels.logits import LogitEdits
+from baton.kernels.logits import reference as host_logits
 from baton.kernels.moe import ExpertMlp, Routing
 from baton.kernels.rope import QkNorm, Rotation, Slots
+from baton.kernels.sample import SampleParams, Survey
+from baton.kernels.sample import cpu as host_sample
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """From logits to tokens: `kernels.sample` and `kernels.logits`. on_host: they take tensors of the CPU."""
+
+    sample: Callable[[torch.Tensor, SampleParams], torch.Tensor]
+    survey: Callable[[torch.Tensor, int], Survey]
+    edit: Callable[[torch.Tensor, LogitEdits], None]
+    on_host: bool
+
+
+HOST_SAMPLING = Sampling(host_sample.sample, host_sample.survey, host_logits.apply, on_host=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +50,7 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     route: Callable[[torch.Tensor, int, bool], Routing]
     experts: Callable[[torch.Tensor, Routing, Sequence[ExpertMlp]], torch.Tensor]
+    sampling: Sampling = HOST_SAMPLING
 
 
 def choose(device: torch.device, wanted: str = "auto") -> Ops:
@@ -40,7 +58,7 @@ def choose(device: torch.device, wanted: str = "auto") -> Ops:
     if wanted == "auto":
         if device.type == "cuda":
             return _triton()
-        return _torch(device)
+        return _native() if device.type == "cpu" and native.available() else _torch(device)
     if wanted == "native":
         if device.type != "cpu":
             raise InvalidArgument(f"native kernels run on a CPU, not on {device}", field="backend")

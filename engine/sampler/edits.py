@@ -1,23 +1,26 @@
-"""Everything that changes logits before a token is chosen. One row at a time, in fp64.
+"""Everything that changes logits before a token is chosen, as entries for `kernels.logits`.
 
-Order: repetition penalty, presence and frequency penalties, logit_bias, bad ids, min_tokens. Only ids that
-are touched are computed on, so a row with a long history costs its history, not the vocabulary in Python.
+In this order: repetition penalty, presence and frequency penalties, logit_bias, bad ids, min_tokens. Only ids
+that are touched become entries, so a row with a long history costs its history, not the vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from baton.core.batch import Row
-from baton.core.request import LOGIT_BIAS_LIMIT, SamplingParams
+from baton.core.request import LOGIT_BIAS_LIMIT
+from baton.kernels.logits import LogitEdits
 
-# Penalties may be any finite number; past this a logit is as good as banned or certain, and sums stay finite.
-_HUGE = 1e300
+Ids = NDArray[np.int64]
 
 
 def has_edits(row: Row) -> bool:
-    """Whether `edited` could change anything for this row."""
+    """Whether `RowEdits` could hold anything for this row."""
     sampling = row.sampling
     return bool(
         sampling.repetition_penalty != 1.0
@@ -29,30 +32,43 @@ def has_edits(row: Row) -> bool:
     )
 
 
-def edited(logits: NDArray[np.float64], row: Row) -> NDArray[np.float64]:
-    """`logits` [vocab] with the row's edits; may be changed in place. Banned ids are -inf.
+class RowEdits:
+    """One row's. ids: each once, ascending; repetition, add: see `LogitEdits`; banned, ending: which of them
+    may not be chosen, and which may not be chosen yet; bans: whether there are any such."""
 
-    If bans and min_tokens together leave no token, min_tokens is waived for this step (the request ends
-    early); if the bans alone leave none, they are: a request that forbids its whole vocabulary still gets the
-    most likely tokens instead of an error in the middle of its stream.
-    """
-    sampling = row.sampling
-    _penalize(logits, row)
-    banned = _bias(logits, sampling)
-    allowed = logits.copy() if banned else logits
-    if banned:
-        allowed[banned] = -np.inf
-        if not _any_left(allowed):
-            return logits
-    if not _below_min_tokens(row):
-        return allowed
-    ended = allowed.copy()
-    ended[_ending_ids(row)] = -np.inf
-    return ended if _any_left(ended) else allowed
+    def __init__(self, row: Row) -> None:
+        seen, made, counts = _history(row)
+        biased, bias, forbidden = _bias(row)
+        ending = np.asarray(_ending_ids(row) if _below_min_tokens(row) else (), dtype=np.int64)
+        banned = np.concatenate((forbidden, np.asarray(row.sampling.bad_token_ids, dtype=np.int64)))
+        self.ids: Ids = np.unique(np.concatenate((seen, made, biased, banned, ending)))
+        self.repetition = np.ones(len(self.ids))
+        self.repetition[np.searchsorted(self.ids, seen)] = row.sampling.repetition_penalty
+        self.add = np.zeros(len(self.ids))
+        penalty = row.sampling.presence_penalty + row.sampling.frequency_penalty * counts
+        self.add[np.searchsorted(self.ids, made)] -= penalty
+        np.add.at(self.add, np.searchsorted(self.ids, biased), bias)
+        self.banned, self.ending = np.isin(self.ids, banned), np.isin(self.ids, ending)
+        self.bans = bool(len(banned) or len(ending))
+
+    def waivers(self) -> Sequence[NDArray[np.bool_]]:
+        """What to ban, and what instead if that leaves no token: first min_tokens is waived (the request ends
+        early), then the bans themselves. A request that forbids its whole vocabulary still gets the most
+        likely tokens instead of an error in the middle of its stream."""
+        return (self.banned | self.ending, self.banned, np.zeros_like(self.banned))
 
 
-def _any_left(logits: NDArray[np.float64]) -> bool:
-    return bool(logits.max() > -np.inf)
+def as_entries(edits: dict[int, RowEdits], level: int = 0) -> LogitEdits:
+    """By row of the batch, with bans as `waivers` gives them at this level."""
+    parts = list(edits.values())
+    counts = [len(part.ids) for part in parts]
+    adds = [np.where(part.waivers()[level], -np.inf, part.add) for part in parts]
+    return LogitEdits(
+        rows=torch.from_numpy(np.repeat(np.fromiter(edits, np.int64), counts)),
+        ids=torch.from_numpy(np.concatenate([part.ids for part in parts])),
+        repetition=torch.from_numpy(np.concatenate([part.repetition for part in parts])),
+        add=torch.from_numpy(np.concatenate(adds)),
+    )
 
 
 def _below_min_tokens(row: Row) -> bool:
@@ -68,30 +84,25 @@ def _ending_ids(row: Row) -> list[int]:
     return ids
 
 
-def _penalize(logits: NDArray[np.float64], row: Row) -> None:
-    """CTRL's repetition penalty (arXiv:1909.05858, section 4.1) over prompt and output: positive logits are
-    divided by it, others multiplied. Presence and frequency penalties (OpenAI's formula) over output only."""
+def _history(row: Row) -> tuple[Ids, Ids, Ids]:
+    """Ids under the repetition penalty (CTRL, arXiv:1909.05858, section 4.1: those of prompt and output); ids
+    under presence and frequency penalties (OpenAI's formula: those of the output), and how often each."""
     sampling = row.sampling
+    nothing = np.zeros(0, dtype=np.int64)
+    seen = nothing
     if sampling.repetition_penalty != 1.0:
         seen = np.unique(np.asarray(row.history, dtype=np.int64))
-        values = logits[seen]
-        with np.errstate(over="ignore"):
-            scaled = np.where(
-                values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
-            )
-        logits[seen] = np.where(np.isinf(values), values, np.clip(scaled, -_HUGE, _HUGE))
     output = row.history[row.prompt_len :]
-    if (sampling.presence_penalty or sampling.frequency_penalty) and len(output):
-        made, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
-        logits[made] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    if not (sampling.presence_penalty or sampling.frequency_penalty) or not len(output):
+        return seen, nothing, nothing
+    made, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
+    return seen, made, counts
 
 
-def _bias(logits: NDArray[np.float64], sampling: SamplingParams) -> list[int]:
-    """Add the biases; return the ids that are banned, by a bias at the lower limit or by name."""
-    banned = list(sampling.bad_token_ids)
-    for token_id, bias in sampling.logit_bias:
-        if bias <= -LOGIT_BIAS_LIMIT:
-            banned.append(token_id)
-        else:
-            logits[token_id] += bias
-    return banned
+def _bias(row: Row) -> tuple[Ids, NDArray[np.float64], Ids]:
+    """Ids with their biases, and ids that a bias at the lower limit forbids."""
+    pairs = row.sampling.logit_bias
+    ids = np.asarray([token_id for token_id, _ in pairs], dtype=np.int64)
+    bias = np.asarray([value for _, value in pairs], dtype=np.float64)
+    forbidden = bias <= -LOGIT_BIAS_LIMIT
+    return ids[~forbidden], bias[~forbidden], ids[forbidden]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from baton.core.batch import Row, TokenLogprobs
-from baton.engine.sampler.choose import sample
-from baton.engine.sampler.edits import edited, has_edits
+from baton.engine.sampler.edits import RowEdits, as_entries, has_edits
 from baton.engine.sampler.logprobs import token_logprobs
 from baton.engine.sampler.noise import uniform
+from baton.kernels.backend import HOST_SAMPLING, Sampling
+from baton.kernels.logits import LogitEdits
+from baton.kernels.sample import NO_TOKEN, params
 
-NO_TOKEN = -1
+__all__ = ["NO_TOKEN", "Sampler"]
 
 
 class Sampler:
@@ -24,26 +24,37 @@ class Sampler:
     `history`, and the output position len(history) - prompt_len selects its noise.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, kernels: Sampling = HOST_SAMPLING) -> None:
         """vocab_size: ids that exist. Logits may be wider (padded weights); the rest is never looked at."""
         self.vocab_size = vocab_size
+        self._kernels = kernels
 
+    @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenLogprobs | None]]:
         """One (token id, logprobs if asked for) per row. logits: [len(rows), >= vocab_size].
 
         A row whose logits hold NaN, or nothing but -inf, has no distribution: it gets (NO_TOKEN, None), and
-        the caller fails that request alone. Any float dtype, any device.
+        the caller fails that request alone. Any float dtype, any device; `logits` is the same afterwards.
         """
         if not rows:
             return []
-        table = self._host(logits)
-        best = table.argmax(axis=1)  # the first of equal maxima; the first NaN if there is one
-        ok = table[np.arange(len(rows)), best] > -np.inf  # False for NaN
-        return [
-            self._one(table[i], row, int(best[i])) if ok[i] else (NO_TOKEN, None)
+        table = self._table(logits)
+        edits = {i: RowEdits(row) for i, row in enumerate(rows) if has_edits(row)}
+        before = self._apply(table, edits) if edits else None
+        chosen: list[int] = self._kernels.sample(table, params([_param(row) for row in rows])).tolist()
+        if before is not None:
+            table[before[0].rows, before[0].ids] = before[1]
+        wanted = {
+            i: row.sampling.logprobs
             for i, row in enumerate(rows)
-        ]
+            if row.sampling.logprobs is not None and chosen[i] != NO_TOKEN
+        }
+        part = table if len(wanted) == len(rows) else table[list(wanted)]
+        told = self._told(part, [chosen[i] for i in wanted], list(wanted.values()))
+        by_row = dict(zip(wanted, told, strict=True))
+        return [(token_id, by_row.get(i)) for i, token_id in enumerate(chosen)]
 
+    @torch.inference_mode()
     def prompt_logprobs(
         self, logits: torch.Tensor, next_ids: Sequence[int], k: int
     ) -> tuple[TokenLogprobs, ...]:
@@ -51,30 +62,47 @@ class Sampler:
 
         logits: [len(next_ids), >= vocab_size]. A position with NaN gives LOGPROB_FLOOR and an empty list.
         """
-        table = self._host(logits)
-        return tuple(
-            token_logprobs(table[i].astype(np.float64), token_id, k) for i, token_id in enumerate(next_ids)
-        )
+        return tuple(self._told(self._table(logits), next_ids, [k] * len(next_ids)))
 
-    def _host(self, logits: torch.Tensor) -> NDArray[np.float32]:
-        """fp32 on the host, padding cut off. A view, not a copy, when the logits are that already."""
-        table: NDArray[np.float32] = logits[:, : self.vocab_size].detach().float().cpu().numpy()
-        return table
+    def _told(
+        self, table: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]
+    ) -> list[TokenLogprobs]:
+        if not token_ids:
+            return []
+        survey = self._kernels.survey(table, min(max(counts), self.vocab_size))
+        return token_logprobs(table, survey, token_ids, counts)
 
-    def _one(self, row_logits: NDArray[np.float32], row: Row, best: int) -> tuple[int, TokenLogprobs | None]:
-        sampling = row.sampling
-        edits = has_edits(row)
-        if sampling.greedy and not edits:
-            token_id = best
-        else:
-            values = row_logits.astype(np.float64)
-            if edits:
-                values = edited(values, row)
-            if sampling.greedy:
-                token_id = int(values.argmax())
-            else:
-                position = len(row.history) - row.prompt_len
-                token_id = sample(values, sampling, uniform(sampling.seed, position))
-        if sampling.logprobs is None:
-            return token_id, None
-        return token_id, token_logprobs(row_logits.astype(np.float64), token_id, sampling.logprobs)
+    def _table(self, logits: torch.Tensor) -> torch.Tensor:
+        """fp32, padding cut off, each row's memory its own. A view where the logits are that already."""
+        table = logits.detach()[:, : self.vocab_size].float()
+        if self._kernels.on_host:
+            table = table.cpu()
+        overlap = len(table) > 1 and table.stride(0) < self.vocab_size
+        return table.clone(memory_format=torch.contiguous_format) if overlap else table
+
+    def _apply(self, table: torch.Tensor, edits: dict[int, RowEdits]) -> tuple[LogitEdits, torch.Tensor]:
+        """Edit the table; the entries, and what the table held there before."""
+        entries = _there(as_entries(edits), table.device)
+        before = table[entries.rows, entries.ids]
+        self._kernels.edit(table, entries)
+        barren = {i: one for i, one in edits.items() if one.bans}
+        for level in (1, 2):
+            barren = {i: one for i, one in barren.items() if not float(table[i].amax()) > -torch.inf}
+            if not barren:
+                break
+            again = torch.isin(entries.rows, torch.tensor(list(barren), device=table.device))
+            table[entries.rows[again], entries.ids[again]] = before[again]
+            self._kernels.edit(table, _there(as_entries(barren, level), table.device))
+        return entries, before
+
+
+def _param(row: Row) -> tuple[float, int, float, float, float]:
+    sampling = row.sampling
+    if sampling.greedy:
+        return 0.0, 0, 1.0, 0.0, 0.0
+    noise = uniform(sampling.seed, len(row.history) - row.prompt_len)
+    return sampling.temperature, max(0, sampling.top_k), sampling.top_p, sampling.min_p, noise
+
+
+def _there(edits: LogitEdits, device: torch.device) -> LogitEdits:
+    return edits if device.type == "cpu" else LogitEdits(*(part.to(device) for part in edits))

@@ -97,7 +97,8 @@ def test_weights_are_held_once(tmp_path: Path) -> None:
     decoder = loaded.model.decoder
     assert decoder.head is decoder.embedding
     stored = load_file(tmp_path / "tied" / "model.safetensors")
-    assert loaded.weights_bytes == sum(value.nbytes for value in stored.values() if value.dim() > 1)
+    bare = sum(value.nbytes for value in stored.values() if value.dim() > 1)
+    assert bare <= loaded.weights_bytes < 1.01 * bare  # panels are filled up
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.batch import Batch, StepOutput
 from baton.core.kvcache import KvCache
 from baton.engine.config import EngineConfig
 from baton.engine.loader import LoadedModel, load
@@ -60,11 +61,26 @@ def test_stale_memory_has_no_effect(folder: Path, block_size: int, pad: int) -> 
             assert _facts(driver.generate(PROMPTS, NEW_TOKENS)) == want
 
 
-def test_without_clearing_it_would_have_one(folder: Path) -> None:
-    """Guards the test above: the fill does reach what the attention reads."""
+def test_nor_without_clearing(folder: Path) -> None:
+    """Kernels read nothing but what a query sees; clearing comes on top."""
     loaded = load(EngineConfig(str(folder), block_size=16))
+    want = _facts(_runner(loaded, 40, -1)[1].generate(PROMPTS, NEW_TOKENS))
     runner, driver = _runner(loaded, 40, -1)
     runner.pool.tensor.fill_(torch.nan)
     driver.kv.take_dirty = list  # type: ignore[method-assign]
+    assert _facts(driver.generate(PROMPTS, NEW_TOKENS)) == want
+
+
+def test_what_is_in_view_has_one(folder: Path) -> None:
+    """Guards the tests above: the fill does reach what the attention reads."""
+    runner, driver = _runner(load(EngineConfig(str(folder), block_size=16)), 40, -1)
+    run = runner.run
+
+    def spoiled(batch: Batch) -> StepOutput:
+        out = run(batch)
+        runner.pool.tensor.fill_(torch.nan)
+        return out
+
+    runner.run = spoiled  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="no token"):
         driver.generate(PROMPTS, NEW_TOKENS)

@@ -7,7 +7,6 @@ import torch
 
 from baton.core.request import SamplingParams
 from baton.engine.sampler import Sampler
-from baton.engine.sampler.choose import _nucleus
 from tests.engine.sampler import reference
 from tests.engine.sampler.make import row
 
@@ -52,22 +51,3 @@ def test_chi_square(sampling: SamplingParams, vary: str) -> None:
     assert len(expected) >= 3
     chi2 = sum((counts[i] - want) ** 2 / want for i, want in expected.items())
     assert chi2 < chi2_limit(len(expected) - 1)
-
-
-@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99, 1 - 1e-12])
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 50.0])
-@pytest.mark.parametrize("quantum", [0.0, 0.5])
-def test_the_nucleus_of_a_large_vocabulary(top_p: float, temperature: float, quantum: float) -> None:
-    """Shortlist and histogram against a plain sort, with and without many equal logits."""
-    vocab = 20_000
-    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 2
-    if quantum:
-        logits = (logits / quantum).round() * quantum
-    scaled = ((logits - logits.max()) / temperature).numpy()
-    weights = torch.from_numpy(scaled).exp().numpy()
-    got = _nucleus(scaled, weights, top_p)
-    order = sorted(range(vocab), key=lambda i: (-scaled[i], i))
-    assert got.tolist() == sorted(order[: len(got)])
-    need = top_p * float(weights.sum())
-    assert float(weights[got].sum()) >= need * (1 - 1e-12)
-    assert float(weights[got].sum()) - float(weights[got].min()) <= need * (1 + 1e-12)
