@@ -199,9 +199,11 @@ def threads_of(config: ClusterConfig, role: Role) -> int:
 
 
 def cpus_of(config: ClusterConfig, role: Role, index: int) -> tuple[int, ...]:
-    """Cores that are the node's own; () where pinning is off, or the nodes need more than there are."""
+    """Cores that are the node's own; () where pinning is off, the nodes need more than there are, or this one
+    was not counted."""
+    nodes = config.nodes(role)
     threads = [threads_of(config, each) for each in Role for _ in range(config.nodes(each).size)]
-    if not config.nodes(role).engine.pin or sum(threads) > usable_cpus():
+    if not nodes.engine.pin or index >= nodes.size or sum(threads) > usable_cpus():
         return ()
     before = list(Role)[: list(Role).index(role)]
     place = sum(config.nodes(each).size for each in before) + index
