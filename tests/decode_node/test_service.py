@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from baton.core.errors import InvalidArgument
+from baton.core.errors import FailedPrecondition, InvalidArgument
 from baton.core.model import Fingerprint, ModelInfo
 from baton.core.node_effects import DropLink, SendRevoke
 from baton.decode_node import links
@@ -34,14 +35,14 @@ class Port:
 class Stream:
     """A prefill process's stream, without a wire. `answers` is None after each end of it."""
 
-    def __init__(self, service: DecodeService, pid: int = 0) -> None:
+    def __init__(self, service: DecodeService, pid: int = 0, layout: KvLayout | None = None) -> None:
         self._sent: asyncio.Queue[pb.HandoffRequest] = asyncio.Queue()
         self.say(
             hello=pb.PrefillHello(
                 node_id="prefill",
                 incarnation="p1",
                 fingerprint=codec_node.fingerprint_to_proto(FINGERPRINT),
-                layout=codec_node.layout_to_proto(LAYOUT),
+                layout=codec_node.layout_to_proto(layout or LAYOUT),
                 pid=pid,
                 host_id="host",
             )
@@ -117,6 +118,21 @@ async def test_a_bad_message_is_the_streams_status(service: DecodeService, port:
     with pytest.raises(InvalidArgument):
         await stream.answer()
     assert port.calls[-1] == ("link_lost", LINK)
+
+
+@pytest.mark.parametrize(
+    ("change", "item"),
+    [
+        ({"dtype": "float8_e5m2"}, "dtype: 'float8_e5m2' here is not one of"),
+        ({"dtype": "int8", "head_dim": 24}, "head_dim: 24 here, 8 there"),
+    ],
+)
+async def test_kv_that_cannot_be_converted_is_refused_by_name(
+    service: DecodeService, change: dict[str, Any], item: str
+) -> None:
+    with pytest.raises(FailedPrecondition, match=item):
+        await Stream(service, layout=replace(LAYOUT, **change)).answer()
+    assert await Stream(service, layout=replace(LAYOUT, dtype="int8")).answer() is not None
 
 
 async def test_a_pid_that_can_be_no_process_is_not_watched(service: DecodeService) -> None:
