@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.kernels import native
 from baton.kernels.attention import AttentionParams, RowSpan, cpu, make_plan, reference, write_kv
 from baton.kernels.attention.kv_layer import (
     CODE_MAX,
@@ -14,6 +15,9 @@ from baton.kernels.attention.kv_layer import (
     record_bytes,
     split_records,
 )
+from baton.kernels.rope import Rotation, Slots
+from baton.kernels.rope import cpu as rope_cpu
+from baton.kernels.rope import native as rope_native
 
 DTYPES = [torch.int8, torch.float8_e4m3fn]
 HUGE = torch.finfo(torch.float32).max
@@ -79,6 +83,26 @@ def test_a_spoilt_vector_reads_as_nan_and_spoils_no_other(dtype: torch.dtype, ba
     well = scales.isfinite()
     assert torch.equal(codes[well].view(torch.uint8), want_codes[well].view(torch.uint8))
     assert torch.equal(scales[well], want_scales[well])
+
+
+@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_code_comes_to_the_same_bits(dtype: torch.dtype) -> None:
+    """Over all magnitudes, and with every kind of odd vector."""
+    tokens, block_size, head_dim = 64, 4, 24
+    qkv = noise(tokens, 5, head_dim) * torch.logspace(-38, 37, tokens)[:, None, None]
+    qkv[3, 4, 2], qkv[4, 4, 5], qkv[5, 4], qkv[6, 4], qkv[7, 4, 0] = torch.nan, torch.inf, 0.0, -0.0, HUGE
+    slots = Slots(1 + torch.arange(tokens) // block_size, torch.arange(tokens) % block_size)
+    turn = Rotation(torch.ones(tokens, 1, head_dim), torch.zeros(tokens, 1, head_dim))
+    stored = []
+    for path in (rope_cpu, rope_native):
+        records = torch.zeros(17, 1, record_bytes(block_size, 1, head_dim, dtype), dtype=torch.uint8)
+        codes, scales = split_records(records, (block_size, 1, head_dim), dtype)
+        path.rotate_and_store(qkv.clone(), turn, KvLayer(codes[:, 0], scales[:, 0]), slots)
+        stored.append((codes.contiguous().view(torch.uint8), scales.float().nan_to_num(-1.0)))
+    assert torch.equal(stored[0][0], stored[1][0])
+    assert torch.equal(stored[0][1], stored[1][1])
+    assert int((stored[0][1] == -1.0).sum()) == 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
