@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -34,7 +34,13 @@ class Sampling:
     on_host: bool
 
 
-HOST_SAMPLING = Sampling(host_sample.sample, host_sample.survey, host_logits.apply, on_host=True)
+def host_sampling() -> Sampling:
+    """The best there is for logits on the CPU. All give the same bits."""
+    if native.available():
+        from baton.kernels.sample import native as sample
+
+        return Sampling(sample.sample, sample.survey, host_logits.apply, on_host=True)
+    return Sampling(host_sample.sample, host_sample.survey, host_logits.apply, on_host=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     route: Callable[[torch.Tensor, int, bool], Routing]
     experts: Callable[[torch.Tensor, Routing, Sequence[ExpertMlp]], torch.Tensor]
-    sampling: Sampling = HOST_SAMPLING
+    sampling: Sampling = field(default_factory=host_sampling)
 
 
 def choose(device: torch.device, wanted: str = "auto") -> Ops:
@@ -118,6 +124,7 @@ def _native() -> Ops:
     from baton.kernels.moe import native as moe
     from baton.kernels.rms_norm import native as rms_norm
     from baton.kernels.rope import native as rope
+    from baton.kernels.sample import native as sample
     from baton.kernels.silu_mul import native as silu_mul
 
     return Ops(
@@ -130,6 +137,7 @@ def _native() -> Ops:
         silu_mul=silu_mul.silu_mul,
         route=moe.route,
         experts=moe.experts,
+        sampling=Sampling(sample.sample, sample.survey, host_logits.apply, on_host=True),
     )
 
 
