@@ -8,6 +8,7 @@ import torch
 
 from baton.kernels import native
 from baton.kernels.linear.native_linear import NativeLinear
+from baton.kernels.native import memory
 from baton.kernels.native.program import Call
 
 LANES = 16
@@ -133,7 +134,7 @@ def _packed(matrix: torch.Tensor) -> torch.Tensor:
     outputs, inputs = matrix.shape
     if matrix.stride(1) != 1 and inputs > 1:
         matrix = matrix.contiguous()
-    panels = torch.empty(-(-outputs // LANES), inputs, LANES, dtype=matrix.dtype)
+    panels = memory.empty((-(-outputs // LANES), inputs, LANES), matrix.dtype)
     args = DensePackArgs(
         weight=matrix.data_ptr(),
         panels=panels.data_ptr(),
