@@ -36,6 +36,8 @@ static inline F16 select_less(F16 a, F16 b, F16 x, F16 y) {
 static inline F16 round(F16 a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+// 2^floor(log2 |a|); 0 for subnormal a, inf for inf and NaN
+static inline F16 power_below(F16 a) { return {_mm512_and_ps(a.v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)))}; }
 // a * 2^n for integral n in [-126, 127]
 static inline F16 scale2(F16 a, F16 n) {
   const __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
@@ -93,6 +95,10 @@ static inline F16 select_less(F16 a, F16 b, F16 x, F16 y) {
 static inline F16 round(F16 a) {
   constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
+}
+static inline F16 power_below(F16 a) {
+  const __m256 exponent = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+  return {_mm256_and_ps(a.lo, exponent), _mm256_and_ps(a.hi, exponent)};
 }
 static inline __m256 scale2_half(__m256 a, __m256 n) {
   const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
@@ -172,7 +178,10 @@ static inline F16 exp(F16 x) {
 #endif
 }
 
-// x / (1 + e^-x)
-static inline F16 silu(F16 x) { return x / (F16::set(1.0f) + exp(F16::zero() - x)); }
+// x / (1 + e^-x). Where e^-x would be out of range: some -5e-37. NaN gives NaN.
+static inline F16 silu(F16 x) {
+  const F16 clipped = max(F16::set(-88.0f), x);
+  return clipped / (F16::set(1.0f) + exp(F16::zero() - clipped));
+}
 
 }  // namespace baton::BATON_ISA
