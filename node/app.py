@@ -70,7 +70,9 @@ class NodeApp:
         options = TransportOptions(**start.config.grpc.model_dump()).inner
         observer = NodeObserver(self._metrics)
         shell = self._shell = Shell(start.node_id, parts.incarnation, self._max_requests(), observer)
-        self._engine = EngineThread(parts.core, parts.runner, shell.emit)
+        self._engine = EngineThread(
+            parts.core, parts.runner, shell.emit, start.cpus[0] if start.cpus else None
+        )
         self._bus = Publisher(start.node_id, parts.incarnation, start.host, start.advertise_host)
         stack.callback(self._bus.close)
         self._decode = self._make_decode()

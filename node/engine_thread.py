@@ -8,6 +8,7 @@ after it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -26,12 +27,20 @@ IDLE_WAIT_S = 1.0
 
 
 class EngineThread:
-    """Runs a NodeCore on a ModelRunner. `emit` is called on the engine thread with each turn's effects."""
+    """Runs a NodeCore on a ModelRunner. `emit` is called on the engine thread with each turn's effects. cpu:
+    where the thread stays; None: anywhere."""
 
-    def __init__(self, core: NodeCore, runner: ModelRunner, emit: Callable[[Sequence[Out]], None]) -> None:
+    def __init__(
+        self,
+        core: NodeCore,
+        runner: ModelRunner,
+        emit: Callable[[Sequence[Out]], None],
+        cpu: int | None = None,
+    ) -> None:
         self._core = core
         self._runner = runner
         self._emit = emit
+        self._cpu = cpu
         self._mail: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -73,6 +82,8 @@ class EngineThread:
 
     def _main(self) -> None:
         try:
+            if self._cpu is not None:
+                os.sched_setaffinity(0, {self._cpu})  # of this thread alone
             while not self._stopping:
                 self._turn(self._take())
         except BaseException as error:

@@ -12,6 +12,7 @@ import torch
 from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
 from baton.engine.models.decoder import Decoder
+from baton.engine.models.recorded_mlp import compiled
 from baton.engine.models.recording import HeadRecording, Recording
 from baton.engine.rotations import Rotations
 from baton.kernels.attention import AttentionPlan
@@ -43,7 +44,7 @@ class RecordedModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self._head
         if head is None or head.capacity < len(hidden):
-            head = self._head = HeadRecording(self.decoder.head, _room(len(hidden), 0, least=1))
+            head = self._head = HeadRecording(compiled(self.decoder.head), _room(len(hidden), 0, least=1))
         return head.run(hidden)
 
 

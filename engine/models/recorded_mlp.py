@@ -7,10 +7,19 @@ from collections.abc import Iterator
 import torch
 
 from baton.engine.models.decoder import Decoder, Mlp, Moe
+from baton.kernels.linear import Linear
+from baton.kernels.linear.native import NativeLinear
 from baton.kernels.moe.native import MoeShape, Workspace
 from baton.kernels.native import Counter
 from baton.kernels.native.program import Call
 from baton.kernels.silu_mul import native as silu_mul
+
+
+def compiled(layer: Linear) -> NativeLinear:
+    """The layer, which the native backend prepared."""
+    if not isinstance(layer, NativeLinear):
+        raise TypeError(f"a recorded decoder is made of native layers, not of {type(layer).__name__}")
+    return layer
 
 
 class RecordedMlps:
@@ -30,12 +39,12 @@ class RecordedMlps:
         """out += mlp(x) of the first `rows` rows; both [capacity, hidden]."""
         if isinstance(mlp, Moe):
             workspace = self._workspace(mlp, rows)
-            yield mlp.router.call(x, self._router, rows)
+            yield compiled(mlp.router).call(x, self._router, rows)
             yield from workspace.calls(x, self._router, out, mlp.experts, residual=True)
             return
-        yield mlp.gate_up.call(x, self._gate_up, rows)
+        yield compiled(mlp.gate_up).call(x, self._gate_up, rows)
         yield silu_mul.call(self._gate_up, self._gated, rows)
-        yield mlp.down.call(self._gated, out, rows, residual=True)
+        yield compiled(mlp.down).call(self._gated, out, rows, residual=True)
 
     def _workspace(self, moe: Moe, rows: Counter) -> Workspace:
         """Shared by all layers of one shape that run on the same rows."""

@@ -9,7 +9,7 @@ import torch
 from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
 from baton.engine.models.decoder import Decoder, DecoderLayer
-from baton.engine.models.recorded_mlp import RecordedMlps
+from baton.engine.models.recorded_mlp import RecordedMlps, compiled
 from baton.engine.rotations import Rotations
 from baton.kernels.attention import AttentionParams, AttentionPlan
 from baton.kernels.attention import native as attention
@@ -68,7 +68,7 @@ class Recording:
         eps = self._config.norm_eps
         tokens, wanted = self._tokens, self._wanted
         hidden, normed, tail = self._hidden, self._normed, self._tail
-        yield decoder.embedding.rows_call(self._ids, hidden, tokens)
+        yield compiled(decoder.embedding).rows_call(self._ids, hidden, tokens)
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
             yield rms_norm.call(hidden, layer.attn_norm, eps, normed, tokens)
@@ -79,14 +79,14 @@ class Recording:
                 yield embedding.call(self._places, hidden, tail, wanted)
                 yield embedding.call(self._places, self._mixed, self._tail_mixed, wanted)
                 hidden, mixed, rows = tail, self._tail_mixed, wanted
-            yield layer.out.call(mixed, hidden, rows, residual=True)
+            yield compiled(layer.out).call(mixed, hidden, rows, residual=True)
             yield rms_norm.call(hidden, layer.mlp_norm, eps, normed, rows)
             yield from self._mlps.calls(layer.mlp, normed, hidden, rows)
         yield rms_norm.call(hidden, decoder.norm, eps, self._final, wanted)
 
     def _attend(self, index: int, layer: DecoderLayer) -> Iterator[Call]:
         config, kv_layer, qkv = self._config, self.pool.layer(index), self._qkv
-        yield layer.qkv.call(self._normed, qkv.flatten(1), self._tokens)
+        yield compiled(layer.qkv).call(self._normed, qkv.flatten(1), self._tokens)
         yield rope.call(qkv, self._rotation, kv_layer, self._slots, self._tokens, layer.qk_norm)
         params = AttentionParams(config.scale, config.windows[index])
         mixed = self._mixed.view(self.capacity, config.heads, config.head_dim)

@@ -10,7 +10,7 @@ from baton.core.batch import Row, TokenLogprobs
 from baton.engine.sampler.edits import RowEdits, as_entries, has_edits
 from baton.engine.sampler.logprobs import token_logprobs
 from baton.engine.sampler.noise import uniform
-from baton.kernels.backend import HOST_SAMPLING, Sampling
+from baton.kernels.backend import Sampling, host_sampling
 from baton.kernels.logits import LogitEdits
 from baton.kernels.sample import NO_TOKEN, params
 
@@ -24,10 +24,11 @@ class Sampler:
     `history`, and the output position len(history) - prompt_len selects its noise.
     """
 
-    def __init__(self, vocab_size: int, kernels: Sampling = HOST_SAMPLING) -> None:
-        """vocab_size: ids that exist. Logits may be wider (padded weights); the rest is never looked at."""
+    def __init__(self, vocab_size: int, kernels: Sampling | None = None) -> None:
+        """vocab_size: ids that exist. Logits may be wider (padded weights); the rest is never looked at.
+        kernels: None: the host's."""
         self.vocab_size = vocab_size
-        self._kernels = kernels
+        self._kernels = kernels or host_sampling()
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenLogprobs | None]]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -60,47 +62,66 @@ def isa() -> str | None:
     return None if loaded is None else _ISA[loaded.baton_isa()]
 
 
-class _Pool:
-    """The process's threads. One: operations of one engine step run one after another."""
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    threads: int = 1
+    cpus: tuple[int, ...] | None = None
 
-    handle: ctypes.c_void_p | None = None
-    threads = 1
+
+class _Pool:
+    """The threads that help one calling thread. Its operations run one after another."""
+
+    def __init__(self, setting: _Setting) -> None:
+        loaded = library()
+        assert loaded is not None, "native.available() is False"
+        self._destroy = loaded.baton_pool_destroy
+        self.setting = setting
+        helpers = (setting.cpus or ())[1:]
+        pinned = (ctypes.c_int32 * len(helpers))(*helpers) if setting.cpus else None
+        created = loaded.baton_pool_create(setting.threads, pinned)
+        if created is None:
+            raise OSError(f"cannot start {setting.threads} threads")
+        self.handle = ctypes.c_void_p(created)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            self._destroy(self.handle)
+
+
+class _State(threading.local):
+    """What each calling thread has of its own."""
+
+    pool: _Pool | None = None
+
+
+_state = _State()
+_setting = _Setting()
 
 
 def configure(threads: int, cpus: Sequence[int] | None = None) -> None:
-    """Compute with so many threads from now on; nothing may be running.
+    """Compute with so many threads from now on, the calling one among them.
 
-    cpus: where the workers run, one number per thread; the first is the calling thread's and is left to the
-    caller. None: anywhere.
+    cpus: where the others run, one number per thread; the first is the calling thread's and is left to the
+    caller. None: anywhere. Whichever thread calls operations gets helpers of its own at its first.
     """
+    global _setting
     if threads < 1:
         raise ValueError(f"at least 1 thread, got {threads}")
-    loaded = library()
-    if loaded is None:
-        return
-    pinned = None
-    if cpus is not None:
-        if len(cpus) != threads:
-            raise ValueError(f"{threads} threads on {len(cpus)} CPUs {list(cpus)}")
-        pinned = (ctypes.c_int32 * max(1, threads - 1))(*cpus[1:])
-    created = loaded.baton_pool_create(threads, pinned)
-    if created is None:
-        raise OSError(f"cannot start {threads} threads")
-    old, _Pool.handle, _Pool.threads = _Pool.handle, ctypes.c_void_p(created), threads
-    if old is not None:
-        loaded.baton_pool_destroy(old)
+    if cpus is not None and len(cpus) != threads:
+        raise ValueError(f"{threads} threads on {len(cpus)} CPUs {list(cpus)}")
+    _setting = _Setting(threads, None if cpus is None else tuple(cpus))
 
 
 def threads() -> int:
-    return _Pool.threads
+    return _setting.threads
 
 
 def pool() -> ctypes.c_void_p:
-    """The process's pool, as operations take it."""
-    if _Pool.handle is None:
-        configure(1)
-    assert _Pool.handle is not None, "native.available() is False"
-    return _Pool.handle
+    """The calling thread's pool, as operations take it."""
+    own = _state.pool
+    if own is None or own.setting != _setting:
+        own = _state.pool = _Pool(_setting)
+    return own.handle
 
 
 @cache
@@ -117,7 +138,7 @@ def function(op: str, args: type[ctypes.Structure]) -> Function:
     found = getattr(loaded, f"baton_{op}")
     found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     found.restype = None
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def run(op: Function, args: ctypes.Structure) -> None:

@@ -36,7 +36,10 @@ def config(
     model: Path | str, *, prefill: int = 1, decode: int = 1, both: int = 0, **sections: dict[str, Any]
 ) -> ClusterConfig:
     """A small deployment of `model`. sections: changes by section, as in the YAML file."""
-    engine = {"threads": 1, "block_size": 4, "num_blocks": 512} | sections.pop("engine", {})
+    # The references are fp32 models of what a checkpoint's blocks stand for.
+    engine = {"threads": 1, "block_size": 4, "num_blocks": 512, "quantization": "none"} | sections.pop(
+        "engine", {}
+    )
     document: dict[str, Any] = {
         "model": str(model),
         "engine": engine,
