@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from baton.core.errors import InvalidArgument
 from baton.engine.weights.source import WeightSource
 from baton.kernels.quantize import SCHEMES, QuantizedWeight, WeightScheme, concat, concat_obstacle, quantize
+
+_NUMBER = re.compile(r"\.\d+\.")
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +71,14 @@ def _as_stored(source: WeightSource, names: Sequence[str]) -> QuantizedWeight | 
         return None
     obstacle = concat_obstacle(stored) if len(stored) == len(parts) else "some are dense"
     if obstacle:
-        log.warning(
-            "%s: %s are dequantised, since they share a product: %s", source.where, _told(names), obstacle
-        )
+        _tell(source.where, _NUMBER.sub(".*.", names[0]), obstacle)
         return None
     return stored[0] if len(stored) == 1 else concat(stored)
+
+
+@lru_cache(maxsize=64)  # once, not for every layer
+def _tell(where: str, name: str, obstacle: str) -> None:
+    log.warning("%s: %s and what shares its product are dequantised: %s", where, name, obstacle)
 
 
 def _dense(source: WeightSource, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:

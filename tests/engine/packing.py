@@ -148,15 +148,15 @@ def floats4(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> Matr
     return Matrix(tensors, values * factors.repeat(group, 1))
 
 
-def gptq(rng: np.random.Generator, shape: tuple[int, int], bits: int, group: int, **how: bool) -> Matrix:
-    """how: symmetric; act_order; v2: zeros are stored as they are, not one less."""
+def gptq(rng: np.random.Generator, shape: tuple[int, int], bits: int, group: int, **how: int) -> Matrix:
+    """how: symmetric; act_order: a seed; v2: zeros are stored as they are, not one less."""
     out, inputs = shape
     size = inputs if group < 0 else group
     codes = rng.integers(0, 1 << bits, shape)
-    scale, zeros = _draw(rng, out, -(-inputs // size), bits, how.get("symmetric", False))
+    scale, zeros = _draw(rng, out, -(-inputs // size), bits, bool(how.get("symmetric")))
     group_of = np.arange(inputs) // size
     if how.get("act_order"):
-        group_of = rng.permutation(group_of)
+        group_of = np.random.default_rng(how["act_order"]).permutation(group_of)
     stored = zeros if how.get("v2") else (zeros - 1) & ((1 << bits) - 1)
     tensors = {
         "qweight": words(codes, bits).t(),
@@ -164,7 +164,6 @@ def gptq(rng: np.random.Generator, shape: tuple[int, int], bits: int, group: int
         "scales": scale.t(),
         "g_idx": torch.from_numpy(group_of).int(),
     }
-    # Inputs run along the words, so codes are packed by columns of the [in, out] matrix.
     return Matrix(tensors, _values(codes, scale, zeros, group_of))
 
 

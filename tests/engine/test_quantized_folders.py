@@ -269,12 +269,14 @@ def test_parts_that_do_not_fit_together_become_dense_and_the_log_says_so(
     rng: np.random.Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
-    modules = {m: packing.gptq(rng, (8, 96), 4, 32, act_order=True) for m in (Q, K)}
+    modules = {m: packing.gptq(rng, (8, 96), 4, 32, act_order=seed) for seed, m in enumerate((Q, K), 1)}
     source = open_folder(Checkpoint(options, modules).write(tmp_path / "m"))
     with caplog.at_level(logging.WARNING, "baton"):
         dense = load_matrix(source, [f"{Q}.weight", f"{K}.weight"], storage("auto", torch.float32))
     assert isinstance(dense, torch.Tensor)
     assert "inputs in different orders" in caplog.text
+    load_matrix(source, [f"{Q}.weight", f"{K}.weight"], storage("auto", torch.float32))
+    assert len(caplog.messages) == 1, "told once for all layers"
     wanted = np.concatenate([modules[m].values for m in (Q, K)])
     np.testing.assert_allclose(dense.numpy(), wanted, rtol=1e-5, atol=1e-7)
 
