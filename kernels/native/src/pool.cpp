@@ -49,7 +49,7 @@ void Pool::share(int64_t chunks, Body body, void* context) {
   context_.store(context, std::memory_order_relaxed);
   chunks_.store(static_cast<uint32_t>(chunks), std::memory_order_relaxed);
   done_.value.store(0, std::memory_order_relaxed);
-  ticket_.value.store(static_cast<uint64_t>(epoch) << 32, std::memory_order_release);
+  ticket_.value.store(static_cast<uint64_t>(epoch) << 32 | static_cast<uint32_t>(chunks), std::memory_order_release);
   epoch_.value.store(epoch, std::memory_order_seq_cst);
   if (sleeping_.load(std::memory_order_seq_cst) > 0) epoch_.value.notify_all();
   drain(epoch);
@@ -65,17 +65,18 @@ void Pool::share(int64_t chunks, Body body, void* context) {
 void Pool::drain(uint32_t epoch) {
   uint64_t ticket = ticket_.value.load(std::memory_order_acquire);
   while (true) {
-    if (static_cast<uint32_t>(ticket >> 32) != epoch) return;
-    // Read before the chunk is claimed: once it is, this job cannot be replaced until the chunk is done.
+    const auto left = static_cast<uint32_t>(ticket);
+    if (static_cast<uint32_t>(ticket >> 32) != epoch || left == 0) return;
+    // Read before the chunk is claimed, and worth something only if it then is: until that chunk is done, no other
+    // job takes this one's place.
     const Body body = body_.load(std::memory_order_relaxed);
     void* const context = context_.load(std::memory_order_relaxed);
-    const auto chunk = static_cast<uint32_t>(ticket);
-    if (chunk >= chunks_.load(std::memory_order_relaxed)) return;
-    if (!ticket_.value.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+    const uint32_t chunks = chunks_.load(std::memory_order_relaxed);
+    if (!ticket_.value.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
                                              std::memory_order_acquire)) {
       continue;
     }
-    body(context, chunk);
+    body(context, chunks - left);
     done_.value.fetch_add(1, std::memory_order_acq_rel);
     ticket = ticket_.value.load(std::memory_order_acquire);
   }
