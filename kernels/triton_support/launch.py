@@ -11,7 +11,8 @@ from typing import Any
 class Launch:
     """arguments: every parameter of the kernel by name, compile-time constants included.
 
-    warps, stages: see triton.Config. A grid with a zero in it launches nothing.
+    warps, stages: see triton.Config. A grid with a zero in it launches nothing. fused: a * b + c is rounded
+    once; that it is the default, releases of Triton differ about.
     """
 
     kernel: Any
@@ -19,11 +20,11 @@ class Launch:
     arguments: Mapping[str, Any]
     warps: int = 4
     stages: int = 2
+    fused: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
-        # a * b + c rounded once is meant; that it is the default, releases of Triton differ about.
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": self.fused}
 
     def run(self) -> None:
         if all(self.grid):
