@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from baton.kernels.sample.types import NO_TOKEN, SampleParams, Survey
@@ -55,7 +56,7 @@ class _Row:
         if top_p < 1.0:
             self._keep(self._nucleus(top_p))
         if min_p > 0.0:
-            self._keep((self.weights >= least(min_p)).nonzero()[:, 0])
+            self._keep(_places(self.weights >= least(min_p)))
         running = self.weights.cumsum(0)
         wanted = target(noise, int(running[-1]))
         picked = int(torch.searchsorted(running, wanted, right=True))
@@ -69,16 +70,16 @@ class _Row:
         """Places of the fewest first tokens with `top_p` of the weight, ascending: from a shortlist where the
         weight is concentrated, else from the bucket of a histogram in which the boundary falls."""
         need = needed(top_p, int(self.weights.sum()))
-        shortlist = (self.weights >= _LISTED).nonzero()[:, 0]
+        shortlist = _places(self.weights >= _LISTED)
         if len(shortlist) <= _SHORTLIST and int(self.weights[shortlist].sum()) >= need:
             return shortlist[self._prefix(shortlist, need)]
         bucket = self._buckets()
         mass = torch.zeros(_BUCKETS, dtype=torch.int64).scatter_add_(0, bucket, self.weights).cumsum(0)
         edge = int(torch.searchsorted(mass, need))
-        inside = (bucket == edge).nonzero()[:, 0]
+        inside = _places(bucket == edge)
         keep = bucket < edge
         keep[inside[self._prefix(inside, need - (int(mass[edge - 1]) if edge else 0))]] = True
-        return keep.nonzero()[:, 0]
+        return _places(keep)
 
     def _prefix(self, places: torch.Tensor, need: int) -> torch.Tensor:
         """Which of `places`, ascending, are the fewest first tokens whose weights sum to `need`."""
@@ -100,6 +101,15 @@ def _first(logits: torch.Tensor, count: int) -> torch.Tensor:
     if count >= len(logits):
         return torch.arange(len(logits))
     threshold = logits.topk(count, sorted=False).values.min()
-    above = (logits > threshold).nonzero()[:, 0]
-    tied = (logits == threshold).nonzero()[: count - len(above), 0]
-    return torch.cat((above, tied)).sort().values
+    ids = _places(logits >= threshold)
+    surplus = len(ids) - count
+    if not surplus:
+        return ids
+    keep = torch.ones(len(ids), dtype=torch.bool)
+    keep[_places(logits[ids] == threshold)[-surplus:]] = False
+    return ids[keep]
+
+
+def _places(wanted: torch.Tensor) -> torch.Tensor:
+    """Where it is true. By numpy, which is several times as quick at it as torch."""
+    return torch.from_numpy(np.flatnonzero(wanted.numpy()))

@@ -12,6 +12,8 @@ LOG2_E = 1.4426950408889634
 LARGEST_FACTOR = 1e300  # of log2(e) / temperature: for temperatures that would divide to infinity
 LEAST_EXPONENT = -64.0  # the weight is 0 long before
 
+_PIECE = 8192  # so many fit into a core's cache, and into memory that an allocator keeps
+
 # ln(2)**k / k!: 2**r for |r| <= 1/2 to within 2**-47.
 SERIES = (
     1.0,
@@ -34,7 +36,11 @@ def weights(logits: torch.Tensor, best: float, temperature: float = 1.0) -> torc
     if best == math.inf:
         return torch.where(logits == math.inf, ONE, 0)
     factor = min(LOG2_E / temperature, LARGEST_FACTOR)
-    t = ((logits.double() - best) * factor).clamp_(min=LEAST_EXPONENT)
+    return torch.cat([_piece(part.double() - best, factor) for part in logits.split(_PIECE)])
+
+
+def _piece(below: torch.Tensor, factor: float) -> torch.Tensor:
+    t = below.mul_(factor).clamp_(min=LEAST_EXPONENT)
     whole = t.round()
     rest = t.sub_(whole)
     power = torch.full_like(rest, SERIES[-1])
