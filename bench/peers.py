@@ -1,0 +1,179 @@
+"""Baton's engine and the field's best on the same cores, the same weights and the same questions, in turn.
+
+    .venv/bin/python -m baton.bench.peers --prepare    # once: environments, weights: many minutes
+    .venv/bin/python -m baton.bench.peers              # the table; --json for the figures alone
+
+Each system is a child process in a virtual environment of its own (`peer_children/`). The questions go round:
+every system answers the first, then every system the second, several rounds of all; the best of the rounds
+counts. So a machine that slows down slows all of them. Prefill: tokens of one prompt per second, to its first
+token. Decode: tokens per second of all sequences together, 128 tokens of prompt each, then 64 new ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.bench.peers_prepare import python_of, ready, weights
+from baton.runtime.cpus import usable_cpus
+
+CHILDREN = Path(__file__).parent / "peer_children"
+CONTEXT, STEPS = 128, 64
+QUESTIONS: tuple[tuple[str, dict[str, Any], int], ...] = (
+    ("prefill 128", {"run": "prefill", "tokens": 128}, 128),
+    ("prefill 512", {"run": "prefill", "tokens": 512}, 512),
+    ("prefill 2048", {"run": "prefill", "tokens": 2048}, 2048),
+    ("decode 1", {"run": "decode", "rows": 1, "context": CONTEXT, "steps": STEPS}, STEPS),
+    ("decode 8", {"run": "decode", "rows": 8, "context": CONTEXT, "steps": STEPS}, 8 * STEPS),
+    ("decode 32", {"run": "decode", "rows": 32, "context": CONTEXT, "steps": STEPS}, 32 * STEPS),
+)
+BATON = {"fp32": "none", "int8-w8a8": "int8-w8a8", "int4-w4a8": "int4-w4a8", "GGUF as it is": "auto"}
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    name: str
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def systems(folder: Path, threads: int) -> list[System]:
+    """Ours, and those peers whose environment is there."""
+    child = CHILDREN / "baton_engine.py"
+    found = [
+        System(f"Baton {name}", [sys.executable, str(child), "demo", str(threads), quantization])
+        for name, quantization in BATON.items()
+    ]
+    for kind in ("F32", "F16", "Q8_0", "Q4_0"):
+        file = weights(folder, f"{kind}.gguf")
+        command = [str(python_of(folder, "llama")), str(CHILDREN / "llama_cpp.py"), str(file), str(threads)]
+        found.append(System(f"llama.cpp {kind}", command))
+    for precision in ("fp32", "int8"):
+        model = weights(folder, f"openvino-{precision}")
+        script = CHILDREN / "openvino_genai.py"
+        command = [str(python_of(folder, "openvino")), str(script), str(model), str(threads), precision]
+        found.append(System(f"OpenVINO {precision}", command))
+    command = [str(python_of(folder, "vllm")), str(CHILDREN / "vllm_cpu.py"), str(weights(folder, "hf"))]
+    found.append(System("vLLM fp32", command, _vllm_environment(folder, threads)))
+    return [system for system in found if Path(system.command[0]).exists()]
+
+
+def _vllm_environment(folder: Path, threads: int) -> dict[str, str]:
+    """As its documentation asks for on CPUs: tcmalloc and Intel's OpenMP preloaded, threads bound."""
+    libraries = [*Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), *(folder / "vllm").rglob("libiomp5.so")]
+    return {
+        "LD_PRELOAD": ":".join(str(path) for path in libraries),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+class Child:
+    """A system that answers questions. RuntimeError: it ended instead."""
+
+    def __init__(self, system: System, log: Path) -> None:
+        self.name = system.name
+        self.best: dict[str, float] = {}
+        self._log = log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                system.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | system.environment,
+                text=True,
+                start_new_session=True,  # vLLM's engine is a process of its own
+            )
+        self._read()
+
+    def ask(self, question: dict[str, Any]) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return float(self._read()["seconds"])
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):  # anything else is chatter
+                return dict(json.loads(line))
+        self._process.wait()
+        raise RuntimeError(f"{self.name} ended: see {self._log}")
+
+
+def measure(children: list[Child], rounds: int) -> None:
+    """Fills each child's `best`: tokens per second by question."""
+    for turn in range(rounds + 1):
+        for name, question, tokens in QUESTIONS:
+            for child in children:
+                rate = tokens / child.ask(question)
+                if turn:  # the first warms up
+                    child.best[name] = max(rate, child.best.get(name, 0.0))
+
+
+def table(children: list[Child]) -> Table:
+    shown = Table(title=f"tokens/s on {usable_cpus()} cores, SmolLM2-135M")
+    shown.add_column("")
+    for name, _, _ in QUESTIONS:
+        shown.add_column(name, justify="right")
+    for child in children:
+        shown.add_row(child.name, *(f"{child.best[name]:,.0f}" for name, _, _ in QUESTIONS))
+    ratios = []
+    for name, _, _ in QUESTIONS:
+        ours = max(c.best[name] for c in children if c.name.startswith("Baton"))
+        theirs = [c.best[name] for c in children if not c.name.startswith("Baton")]
+        ratios.append(f"{ours / max(theirs):.2f}" if theirs else "-")
+    shown.add_section()
+    shown.add_row("our best / best peer", *ratios)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="baton.bench.peers", description=__doc__.splitlines()[0])
+    parser.add_argument("--dir", type=Path, default=Path.home() / ".cache/baton/peers", metavar="DIR")
+    parser.add_argument("--prepare", action="store_true", help="make environments and weights, then measure")
+    parser.add_argument("--only", default="", help="parts of systems' names, comma separated")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.prepare:
+        ready(options.dir)
+    wanted = [w for w in options.only.split(",") if w]
+    chosen = [
+        system
+        for system in systems(options.dir, usable_cpus())
+        if not wanted or any(w.lower() in system.name.lower() for w in wanted)
+    ]
+    children: list[Child] = []
+    try:
+        for system in chosen:
+            children.append(Child(system, options.dir / f"{system.name.replace(' ', '-')}.log"))
+        measure(children, options.rounds)
+        if options.json:
+            print(json.dumps({child.name: child.best for child in children}, indent=1))
+        else:
+            Console(width=140).print(table(children))
+    finally:
+        for child in children:
+            child.close()
+
+
+if __name__ == "__main__":
+    main()
