@@ -166,7 +166,9 @@ def _rounded(values: torch.Tensor, form: ScaleFormat) -> torch.Tensor:
 
 
 def _reciprocal(scale: torch.Tensor) -> torch.Tensor:
-    return torch.where(scale == 0, 0.0, 1.0 / torch.where(scale == 0, 1.0, scale))
+    """0 for scales whose reciprocal would overflow: all that they scale becomes zero."""
+    usable = scale >= _SMALLEST
+    return torch.where(usable, 1.0 / torch.where(usable, scale, 1.0), 0.0)
 
 
 def _fp4(values: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ _STEP = {
 _BF16 = 2.0**-8
 
 SHAPES = st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 7, 31, 32, 33, 96, 160, 331]))
-SIZES = st.sampled_from([1e-30, 1e-6, 1.0, 100.0, 1e30])
+SIZES = st.sampled_from([1e-36, 1e-33, 1e-30, 1e-6, 1.0, 100.0, 1e30])
 
 
 @st.composite
@@ -111,7 +111,7 @@ def test_error_is_within_half_a_step(
     if how.scale is ScaleFormat.E4M3:
         # Groups below what the matrix's scale can say come near zero.
         allowed += 2.0**-10 * 8 / 448 * weight.abs().amax()
-    assert bool(((back - weight).abs() <= allowed + 1e-36).all())
+    assert bool(((back - weight).abs() <= allowed + 1e-35).all())
 
 
 @QUICK
@@ -142,7 +142,7 @@ def test_what_lies_on_the_grid_comes_back_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-38, 1e-30, 1e30, 9e37, -9e37])
+@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-38, 1e-33, 1e-30, 1e30, 9e37, -9e37])
 def test_nothing_but_numbers_comes_out(name: str, value: float) -> None:
     weight = torch.full((3, 40), value)
     weight[1, ::2] *= -1
