@@ -124,7 +124,6 @@ def _native() -> Ops:
     from baton.kernels.moe import native as moe
     from baton.kernels.rms_norm import native as rms_norm
     from baton.kernels.rope import native as rope
-    from baton.kernels.sample import native as sample
     from baton.kernels.silu_mul import native as silu_mul
 
     return Ops(
@@ -137,7 +136,6 @@ def _native() -> Ops:
         silu_mul=silu_mul.silu_mul,
         route=moe.route,
         experts=moe.experts,
-        sampling=Sampling(sample.sample, sample.survey, host_logits.apply, on_host=True),
     )
 
 
