@@ -133,7 +133,7 @@ class _Step:
             raise ValueError(f"{heads} query heads do not share {layer.kv_heads} KV heads evenly")
         self.q = q if q.stride(-1) == 1 else q.contiguous()
         self.layer, self.params, self.gpu, self.with_lse = layer, params, gpu, with_lse
-        self.tiles = tiles(gpu, head_dim, q.element_size())
+        self.tiles = tiles(gpu, head_dim, q.element_size(), quantized=layer.scales is not None)
         self.group = heads // layer.kv_heads
         self.tables = _tables_of(plan, q.device)
         self.work = _work_of(plan, self._cutting(), q.device)

@@ -41,13 +41,15 @@ _TILES: dict[tuple[int, int], tuple[Tile, Tile, Tile]] = {
     (90, 128): (Tile(16, 64, 4, 7), Tile(64, 32, 4, 5), Tile(128, 64, 8, 5)),
     (90, 256): (Tile(16, 32, 4, 7), Tile(64, 32, 8, 5), Tile(128, 32, 8, 3)),
 }
+# Where keys and values of 8 bits, which pass through registers to be converted, need other tiles than those.
+_QUANTIZED = {(80, 128): (Tile(16, 64, 4, 5), Tile(64, 32, 4, 5), Tile(64, 32, 4, 5))}
 # fp32 has no fast path here (exact products, no tensor cores): small tiles, for checks, not for speed.
 _EXACT = (Tile(16, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))
 # The interpreter pays by operation, whatever its size. Small, so that small tests have many tiles.
 _INTERPRETED = (Tile(4, 16, 1, 1), Tile(16, 16, 1, 1), Tile(32, 16, 1, 1))
 
 
-def tiles(gpu: Gpu, head_dim: int, query_bytes: int) -> tuple[Tile, ...]:
+def tiles(gpu: Gpu, head_dim: int, query_bytes: int, *, quantized: bool) -> tuple[Tile, ...]:
     """In ascending order of rows. query_bytes: of an element. ValueError: head_dim above 256."""
     if not 0 < head_dim <= 256:
         raise ValueError(f"head_dim is {head_dim}, not within 1 to 256")
@@ -55,7 +57,8 @@ def tiles(gpu: Gpu, head_dim: int, query_bytes: int) -> tuple[Tile, ...]:
         return _INTERPRETED
     if query_bytes > 2:
         return _EXACT
-    return _TILES[(90 if gpu.arch >= 90 else 80, max(64, padded(head_dim)))]
+    key = 90 if gpu.arch >= 90 else 80, max(64, padded(head_dim))
+    return _QUANTIZED.get(key, _TILES[key]) if quantized else _TILES[key]
 
 
 def padded(head_dim: int) -> int:

@@ -12,6 +12,7 @@ import pytest
 FOLDER = Path(__file__).parent / "interpreted"
 
 
+@pytest.mark.timeout(300)  # for the whole file; each of its tests has a limit of its own
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("test_*.py")), ids=lambda path: path.stem)
 def test_under_the_interpreter(path: Path) -> None:
     done = subprocess.run(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.kernels.attention import AttentionParams, KvLayer, RowSpan, make_plan, triton
 from tests.kernels.interpreted.scene import Scene
 
-ROWS = [(0, 1), (0, 17), (39, 1), (12, 5), (0, 0), (3, 0)]  # (start, length)
+ROWS = [(0, 1), (0, 17), (39, 1), (12, 5), (3, 0)]  # (start, length)
 PARAMS = AttentionParams(0.25)
 
 
@@ -37,8 +37,8 @@ def test_odd_heads_and_sizes(heads: tuple[int, int], head_dim: int, block_size: 
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("window", [1, 8, 17])
 def test_windows_and_soft_caps(window: int, softcap: float | None) -> None:
-    rows = [*ROWS, (0, 7), (0, 8), (0, 9), (0, 16), (5, 12), (30, 9), (7, 1), (8, 1), (16, 1)]
-    Scene(rows).check(window, softcap)
+    rows = [*ROWS, (0, 7), (0, 8), (0, 9), (0, 16), (30, 9), (7, 1), (8, 1)]
+    Scene(rows, (3, 1)).check(window, softcap)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # where the cap is reached, which is meant
@@ -65,14 +65,14 @@ def test_dtypes(query: torch.dtype, kv: torch.dtype, atol: float) -> None:
 
 
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=3),
-    heads=st.sampled_from([(1, 1), (3, 1), (6, 2), (5, 1)]),
+    rows=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=2),
+    heads=st.sampled_from([(1, 1), (3, 1), (4, 2), (5, 1)]),
     head_dim=st.integers(1, 40),
     block_size=st.integers(1, 20),
     window=st.none() | st.integers(1, 60),
     softcap=st.none() | st.just(3.0),
 )
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_any_shape(
     rows: list[tuple[int, int]],
     heads: tuple[int, int],
@@ -133,7 +133,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_addresses_beyond_32_bits() -> None:
     """A sparse pool of more than 2**32 elements, two blocks of it in use."""
-    blocks, block_size, kv_heads, head_dim = 70_000, 16, 32, 64
+    blocks, block_size, kv_heads, head_dim = 2_200_000, 16, 1, 64
     per_block = 2 * block_size * kv_heads * head_dim
     assert blocks * per_block > 2**32
     kv = torch.randn(block_size + 1, 2, kv_heads, head_dim)
