@@ -43,7 +43,8 @@ class DenseLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1]).to(self.weight.dtype)
-        return linear(flat, self.weight, self.bias).reshape(*x.shape[:-1], -1).to(x.dtype)
+        y = linear(flat, self.weight, self.bias)
+        return y.reshape(*x.shape[:-1], self.out_features).to(x.dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, self.weight)

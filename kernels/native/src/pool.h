@@ -47,7 +47,7 @@ class Pool {
   void drain(uint32_t epoch);
 
   struct alignas(64) {
-    std::atomic<uint64_t> value{0};  // epoch << 32 | chunks left: a late worker can take neither a newer job's nor one too many
+    std::atomic<uint64_t> value{0};  // epoch << 32 | chunks left: a late worker takes no newer job's, nor one too many
   } ticket_;
   struct alignas(64) {
     std::atomic<int64_t> value{0};

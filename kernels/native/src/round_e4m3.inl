@@ -23,9 +23,10 @@ static void round_group(const float* x, float* out, int64_t count) {
   }
   const float scale = max_lane(largest) / 448.0f;
   for (int64_t i = 0; i < count; i += kLanes) {
-    const F16 wide = load_some(x + i, count - i) / F16::set(scale);
-    const F16 code = round_e4m3(max(F16::set(-448.0f), min(F16::set(448.0f), wide)));
-    store_some(scale == 0.0f ? F16::zero() : code * F16::set(scale), out + i, count - i);
+    const F16 value = load_some(x + i, count - i);
+    const F16 code = round_e4m3(max(F16::set(-448.0f), min(F16::set(448.0f), value / F16::set(scale))));
+    // Of zeros and NaNs: the maximum above may have lost those.
+    store_some(scale == 0.0f ? value * F16::zero() : code * F16::set(scale), out + i, count - i);
   }
 }
 

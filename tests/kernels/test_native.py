@@ -1,0 +1,133 @@
+"""The foundation of the compiled kernels: threads, recorded programs, what happens where there are none."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from baton.kernels import native
+from baton.kernels.linear.native import prepare
+from baton.kernels.native import memory
+from baton.kernels.native.program import Program
+
+compiled = pytest.mark.skipif(not native.available(), reason="no native kernels here")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_again() -> Iterator[None]:
+    yield
+    native.configure(1)
+
+
+@compiled
+@pytest.mark.parametrize("threads", [2, 4])
+def test_no_chunk_is_lost_or_done_twice_among_many_small_jobs(threads: int) -> None:
+    """Each call moves each number by one place; what a hasty or late worker left would stand elsewhere."""
+    native.configure(threads)
+    size, calls, runs = 48, 200, 25
+    there, back = torch.randn(56, size), torch.empty(56, size)
+    want = there.roll(calls * runs, 1)
+    move, rows = prepare(torch.eye(size).roll(1, 0)), native.Counter(len(there))
+    pair = (move.call(there, back, rows), move.call(back, there, rows))
+    step = Program(pair * (calls // 2))
+    for _ in range(runs):
+        step()
+    assert torch.equal(there, want)
+
+
+@compiled
+def test_threads_can_be_configured_again() -> None:
+    layer, x = prepare(torch.randn(100, 40)), torch.randn(30, 40)
+    native.configure(1)
+    want = layer(x)
+    for threads in (3, 2, 2, 1):
+        native.configure(threads)
+        assert native.threads() == threads
+        assert torch.equal(layer(x), want)
+    native.configure(2, cpus=(0, sorted(os.sched_getaffinity(0))[-1]))
+    assert torch.equal(layer(x), want)
+
+
+@pytest.mark.parametrize(("threads", "cpus"), [(0, None), (-1, None), (2, (0,)), (1, ())])
+def test_what_threads_cannot_be(threads: int, cpus: tuple[int, ...] | None) -> None:
+    with pytest.raises(ValueError, match="thread"):
+        native.configure(threads, cpus)
+
+
+@compiled
+def test_arguments_of_another_size_are_refused() -> None:
+    class Other(ctypes.Structure):
+        _fields_ = (("rows", ctypes.c_void_p),)
+
+    with pytest.raises(TypeError, match=r"Other has 8 bytes, the library's \d+"):
+        native.function("rms_norm", Other)
+
+
+@compiled
+def test_a_program_reads_its_counters_when_it_runs() -> None:
+    layer, rows = prepare(torch.eye(5)), native.Counter(0)
+    x, out = torch.randn(4, 5), torch.zeros(4, 5)
+    step = Program([layer.call(x, out, rows)])
+    for count in (0, 3, 1, 4):
+        rows.value = count
+        out.zero_()
+        step()
+        assert torch.equal(out[:count], x[:count])
+        assert not out[count:].any()
+
+
+@compiled
+def test_a_program_keeps_what_it_points_at() -> None:
+    out = torch.zeros(4, 300)
+    step = Program([prepare(torch.ones(300, 300)).call(torch.ones(4, 300), out, native.Counter(4))])
+    gc.collect()
+    [torch.full((300, 300), 7.0) for _ in range(20)]  # takes what was let go of
+    step()
+    assert torch.equal(out, torch.full((4, 300), 300.0))
+
+
+@pytest.mark.parametrize("isa", ["none", "avx2", "avx512"])
+def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
+    """ "none": torch computes, and one line says why. More than the machine has is not given."""
+    program = (
+        "import logging; logging.basicConfig(format='%(message)s')\n"
+        "from baton.kernels import native\n"
+        "print(native.isa(), native.available(), native.available())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "BATON_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if isa == "none" or not native.available():
+        assert done.stdout.split() == ["None", "False", "False"]
+        [line] = done.stderr.splitlines()
+        assert "torch computes" in line
+    else:
+        assert done.stdout.split() == ["avx2" if isa == "avx2" else native.isa(), "True", "True"]
+        assert done.stderr == ""
+
+
+def test_packed_memory_is_shared_and_given_back() -> None:
+    memory_of = memory._Arena
+    gc.collect()
+    first, second = memory.empty((3, 5), torch.float32), memory.empty((7,), torch.float8_e4m3fn)
+    assert second.data_ptr() - first.data_ptr() == 64
+    assert not first.any()
+    large = memory.empty((40 << 20,), torch.bfloat16)  # more than an arena
+    assert large.data_ptr() % (2 << 20) == 0
+    first.fill_(1)
+    assert memory_of.memory is not None
+    del large
+    gc.collect()
+    assert memory_of.memory() is None
+    assert first.sum() == 15
