@@ -1,7 +1,11 @@
-// (first the loading of tiles, then what is computed with them)
+// clang-format off: each builds on those before it
+#include "attention_load.inl"
 #include "attention_tile.inl"
-
 #include "attention_kernel.inl"
+#include "attention_few.inl"
+// clang-format on
+
+constexpr int64_t kFew = 2 * kQueries;  // queries of a KV head, for which fp32 values are not copied
 
 // A thread's memory, kept from call to call.
 struct AttentionScratch {
@@ -51,7 +55,7 @@ static inline int64_t partial_floats(int64_t padded) { return padded + kLanes; }
 class ItemRun {
  public:
   ItemRun(const AttentionArgs& args, const Unit* units, const Item& item, float* partials, AttentionScratch& memory)
-      : args_(args), units_(units), item_(item), partials_(partials), load_(tile_loader(args.kv_dtype)) {
+      : args_(args), units_(units), item_(item), partials_(partials), format_(kFormats[args.kv_dtype]) {
     group_ = args.heads / args.kv_heads;
     padded_ = (args.head_dim + kLanes - 1) / kLanes * kLanes;
     tokens_ = 0;
@@ -59,7 +63,8 @@ class ItemRun {
     per_head_ = tokens_ * group_;
     count_ = per_head_ * (item.heads.end - item.heads.begin);
     float* tile = memory.tile.floats(kTile * (args.head_dim + padded_ + 2));
-    tile_ = {tile, tile + kTile * args.head_dim, nullptr, nullptr};
+    tile_.keys = tile;
+    tile_.values = tile + kTile * args.head_dim;
     tile_.key_scales = tile_.values + kTile * padded_;
     tile_.value_scales = tile_.key_scales + kTile;
     q_ = memory.q.floats(count_ * padded_);
@@ -104,7 +109,7 @@ class ItemRun {
       const float* from = args_.q + (unit.first_token + token) * args_.q_stride + head * args_.q_head_stride;
       float* to = q_ + index * padded_;
       for (int64_t d = 0; d < whole; d += kLanes) (F16::load(from + d) * scale).store(to + d);
-      for (int64_t d = whole; d < args_.head_dim; ++d) to[d] = from[d] * args_.scale;
+      for (int64_t d = whole; d < padded_; ++d) to[d] = d < args_.head_dim ? from[d] * args_.scale : 0.0f;
       float* own = floats_ + index * (padded_ + kLanes);
       states_[index] = {0, own, own + kLanes};
       if (!folds_) return;
@@ -155,20 +160,43 @@ class ItemRun {
 
   // Units that have this tile's keys in the same blocks; `token` is the first one's, counted over the item.
   void run_shared(Range units, Range keys, int64_t tile, int64_t token) {
-    Slots slots;
-    const int64_t row = units_[units.begin].row;
-    find_slots(args_, args_.rows->tables + args_.rows->table_starts[row], tile, keys, &slots);
+    const int64_t* table = args_.rows->tables + args_.rows->table_starts[units_[units.begin].row];
+    const Slots& slots = slots_of(table, tile, keys);
+    const Slots& next = slots_of(table, tile + 1, units_[units.begin].keys);
+    const int64_t heads = item_.heads.end - item_.heads.begin;
+    Ahead ahead(args_, next, item_.heads, format_.bytes, (kTile / kLanes) * (padded_ / kLanes) * heads);
     const TileShape shape{args_.head_dim, padded_, args_.softcap, args_.scales != nullptr};
+    alignas(64) float scores[kQueries * kTile];
     for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
-      load_(args_, slots, head, tile_);
       const int64_t first = (head - item_.heads.begin) * per_head_ + token * group_;
       const int64_t count = take_seeing(units, tile, first);
+      const bool at_once = count <= kFewest && format_.score_few != nullptr;
+      if (at_once) {
+        format_.score_few(args_, slots, head, queries_, count, ahead, scores);
+      } else {
+        format_.load_keys(args_, slots, head, ahead, tile_.keys);
+      }
+      format_.load_values(args_, slots, head, count <= kFew, tile_);
+      if (shape.scaled) load_scales(args_, slots, head, tile_);
       const int64_t blocks = (count + kQueries - 1) / kQueries;
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t begin = count * b / blocks, end = count * (b + 1) / blocks;
-        kAttend[end - begin](queries_ + begin, tile_, shape);
+        if (!at_once) kScore[end - begin](queries_ + begin, tile_.keys, args_.head_dim, scores);
+        kTakeScores[end - begin](queries_ + begin, tile_, shape, scores);
       }
     }
+  }
+
+  // One tile's slots are found while the tile before it is computed, and then again.
+  const Slots& slots_of(const int64_t* table, int64_t tile, Range keys) {
+    Found& found = found_[tile % 2];
+    if (found.table != table || found.tile != tile || found.keys.begin != keys.begin || found.keys.end != keys.end) {
+      found.table = table;
+      found.tile = tile;
+      found.keys = keys;
+      find_slots(args_, table, tile, keys, &found.slots);
+    }
+    return found.slots;
   }
 
   // The units' queries, from index `first` on, that see some of the tile: into queries_; gives how many.
@@ -193,7 +221,13 @@ class ItemRun {
   const Unit* units_;
   const Item& item_;
   float* partials_;
-  LoadTile load_;
+  const KvFormat& format_;
+  struct Found {
+    const int64_t* table = nullptr;
+    int64_t tile;
+    Range keys;
+    Slots slots;
+  } found_[2];
   int64_t group_, padded_, tokens_, per_head_, count_;
   bool folds_;
   TileView tile_;

@@ -49,7 +49,12 @@ static inline void score_lanes(const Query* queries, const float* keys, int64_t 
 
 // Registers: R * N sums, N keys and a query's number.
 template <int R>
-static void score(const Query* queries, const float* keys, int64_t head_dim, int begin, int end, float* scores) {
+static void score(const Query* queries, const float* keys, int64_t head_dim, float* scores) {
+  int begin = kTile, end = 0;
+  for (int r = 0; r < R; ++r) {
+    begin = std::min(begin, queries[r].begin);
+    end = std::max(end, queries[r].end);
+  }
   constexpr int kMost = BATON_AVX512 ? 4 : R == 1 ? 4 : R == 2 ? 2 : 1;
   int at = begin / kLanes * kLanes;
   for (; at + kMost * kLanes <= (end + kLanes - 1) / kLanes * kLanes; at += kMost * kLanes) {
@@ -60,17 +65,17 @@ static void score(const Query* queries, const float* keys, int64_t head_dim, int
   }
 }
 
-// output[r] = output[r] * factors[r] + sum over keys [begin, end) of weights[r][j] * values[j], dimensions from `at`
+// output[r] = output[r] * factors[r] + sum over keys [begin, end) of weights[r][j] * values[j][:], dimensions from `at`
 template <int R, int M>
-static inline void weigh_lanes(State* const* states, const float* factors, const float* weights, const float* values,
-                               Range keys, int64_t padded, int64_t at) {
+static inline void weigh_lanes(State* const* states, const float* factors, const float* weights,
+                               const float* const* values, Range keys, int64_t at) {
   F16 sums[R][M];
   for (int r = 0; r < R; ++r) {
     const F16 factor = F16::set(factors[r]);
     for (int m = 0; m < M; ++m) sums[r][m] = F16::load(states[r]->output + at + m * kLanes) * factor;
   }
-  const float* from = values + keys.begin * padded + at;
-  for (int64_t j = keys.begin; j < keys.end; ++j, from += padded) {
+  for (int64_t j = keys.begin; j < keys.end; ++j) {
+    const float* from = values[j] + at;
     F16 value[M];
     for (int m = 0; m < M; ++m) value[m] = F16::load(from + m * kLanes);
     for (int r = 0; r < R; ++r) {
@@ -84,15 +89,15 @@ static inline void weigh_lanes(State* const* states, const float* factors, const
 }
 
 template <int R>
-static void weigh(State* const* states, const float* factors, const float* weights, const float* values, Range keys,
-                  int64_t padded) {
+static void weigh(State* const* states, const float* factors, const float* weights,
+                  const float* const* values, Range keys, int64_t padded) {
   constexpr int kMost = BATON_AVX512 ? 4 : R == 1 ? 4 : R == 2 ? 2 : 1;
   int64_t at = 0;
   for (; at + kMost * kLanes <= padded; at += kMost * kLanes) {
-    weigh_lanes<R, kMost>(states, factors, weights, values, keys, padded, at);
+    weigh_lanes<R, kMost>(states, factors, weights, values, keys, at);
   }
   if constexpr (kMost > 1) {
-    for (; at < padded; at += kLanes) weigh_lanes<R, 1>(states, factors, weights, values, keys, padded, at);
+    for (; at < padded; at += kLanes) weigh_lanes<R, 1>(states, factors, weights, values, keys, at);
   }
 }
 
@@ -132,21 +137,18 @@ static inline float prepare_scores(const Query& query, const TileShape& shape, c
   return max_lane(most);
 }
 
-// One tile for R queries: scores, softmax, weighted values.
+// The tile's part of R queries' softmax, from their scores [R][kTile], which it overwrites.
 template <int R>
-static void attend(const Query* queries, const TileView& tile, const TileShape& shape) {
-  alignas(64) float scores[R * kTile];
+static void take_scores(const Query* queries, const TileView& tile, const TileShape& shape, float* scores) {
   alignas(64) float factors[kLanes] = {};
   State* states[R];
-  int first = kTile, end = 0, all_from = 0, all_to = kTile;
+  int first = kTile, all_from = 0, all_to = kTile;
   for (int r = 0; r < R; ++r) {
     states[r] = queries[r].state;
     first = std::min(first, queries[r].begin);
-    end = std::max(end, queries[r].end);
     all_from = std::max(all_from, queries[r].begin);
     all_to = std::min(all_to, queries[r].end);
   }
-  score<R>(queries, tile.keys, shape.head_dim, first, end, scores);
   for (int r = 0; r < R; ++r) {
     const float most = std::max(states[r]->max, prepare_scores(queries[r], shape, tile.key_scales, scores + r * kTile));
     factors[r] = states[r]->max - most;
@@ -168,7 +170,7 @@ static void attend(const Query* queries, const TileView& tile, const TileShape& 
   // values never meet a query that does not see it, even with weight 0.
   if (all_from >= all_to) {
     for (int r = 0; r < R; ++r) {
-      weigh<1>(states + r, factors + r, scores + r * kTile, tile.values, {queries[r].begin, queries[r].end}, shape.padded);
+      weigh<1>(states + r, factors + r, scores + r * kTile, tile.rows, {queries[r].begin, queries[r].end}, shape.padded);
     }
     return;
   }
@@ -176,15 +178,18 @@ static void attend(const Query* queries, const TileView& tile, const TileShape& 
   const bool edge = first < all_from;
   if (edge) {
     for (int r = 0; r < R; ++r) {
-      weigh<1>(states + r, factors + r, scores + r * kTile, tile.values, {queries[r].begin, all_from}, shape.padded);
+      weigh<1>(states + r, factors + r, scores + r * kTile, tile.rows, {queries[r].begin, all_from}, shape.padded);
     }
   }
-  weigh<R>(states, edge ? kOnes : factors, scores, tile.values, {all_from, all_to}, shape.padded);
+  weigh<R>(states, edge ? kOnes : factors, scores, tile.rows, {all_from, all_to}, shape.padded);
   for (int r = 0; r < R; ++r) {
     if (queries[r].end == all_to) continue;
-    weigh<1>(states + r, kOnes, scores + r * kTile, tile.values, {all_to, queries[r].end}, shape.padded);
+    weigh<1>(states + r, kOnes, scores + r * kTile, tile.rows, {all_to, queries[r].end}, shape.padded);
   }
 }
 
-using Attend = void (*)(const Query*, const TileView&, const TileShape&);
-static constexpr Attend kAttend[kQueries + 1] = {nullptr, attend<1>, attend<2>, attend<3>, attend<4>, attend<5>, attend<6>};
+using Score = void (*)(const Query*, const float*, int64_t, float*);
+using TakeScores = void (*)(const Query*, const TileView&, const TileShape&, float*);
+static constexpr Score kScore[] = {nullptr, score<1>, score<2>, score<3>, score<4>, score<5>, score<6>};
+static constexpr TakeScores kTakeScores[] = {nullptr,        take_scores<1>, take_scores<2>, take_scores<3>,
+                                             take_scores<4>, take_scores<5>, take_scores<6>};
