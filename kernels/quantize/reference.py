@@ -121,7 +121,8 @@ def _symmetric(
 def _asymmetric(
     grouped: torch.Tensor, scheme: WeightScheme
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scale, offset. The grid spans the group's least to its greatest value."""
+    """Codes, scale, offset. The grid spans the group's least to its greatest value: to fit it to the codes
+    by least squares made the squared error a tenth smaller, and did not show in perplexity."""
     kind, levels = scheme.kind, _LEVELS[scheme.kind]
     least, greatest = grouped.aminmax(dim=-1)
     step = greatest / levels - least / levels  # their difference could overflow
