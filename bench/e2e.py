@@ -11,7 +11,6 @@ import itertools
 import statistics
 import time
 
-import gguf
 import psutil
 import torch
 
@@ -58,7 +57,7 @@ async def _measure() -> list[Figure]:
         async with AsyncClient(launcher.endpoint) as client:
             loaded = load(EngineConfig("demo", threads=1, block_size=BLOCK_SIZE))
             first = await _first_token(client, loaded)
-            memory = await _memory(client, launcher, _weights_bytes(loaded))
+            memory = await _memory(client, launcher, loaded.weights_bytes)
     finally:
         await launcher.stop()
     return [Figure("ready for requests", ready_s, "s", READY_S, "limit", 1.0, False), first, *memory]
@@ -150,8 +149,3 @@ def _private_bytes(pid: int) -> int:
     """Anonymous memory: without mapped files, and without the KV pool, which lies in shared memory."""
     info = psutil.Process(pid).memory_info()
     return int(info.rss - info.shared)
-
-
-def _weights_bytes(loaded: LoadedModel) -> int:
-    """Of all parameters in the file, as float32."""
-    return 4 * sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(loaded.path).tensors)
