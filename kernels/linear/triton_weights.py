@@ -1,0 +1,135 @@
+"""How weights lie in a GPU's memory, and in which steps their inputs are summed.
+
+Dense and 8-bit weights stay as they are. Codes of 4 bits are packed anew, eight to an int32: the inputs of a
+tile are four slices, and `(word >> 4 * slice) & 0x000F000F` is two neighbouring inputs of that slice, each in
+16 bits, where an exponent in front makes floats of them (as in arXiv:2211.10017, section 3). Scales and
+offsets are transposed, so that those of neighbouring outputs are read together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+import torch
+
+from baton.kernels.quantize import Codes, QuantizedWeight, unpack4
+
+# When sums of codes meet their scales: never; once, at the end; after each tile or slice of inputs; or each
+# code by itself, where groups end anywhere.
+Scaling = Literal["none", "row", "tile", "slice", "element"]
+
+_LEAST_INT8 = 32  # inputs of one product of bytes
+_PACKED_ROWS = 256  # outputs that are packed at once: what is unpacked on the way stays small
+_SLICES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """tile: inputs of one turn of the loop, a power of two; slices: products that it is cut into (4-bit
+    codes: 4). They depend on the weight alone, never on how many rows it meets: sums have one order."""
+
+    tile: int
+    slices: int
+    scaling: Scaling
+
+    @property
+    def slice(self) -> int:
+        return self.tile // self.slices
+
+    @property
+    def flush(self) -> int:
+        """Inputs that share a scale and are summed before they meet it; 0: all, or none."""
+        return {"tile": self.tile, "slice": self.slice}.get(self.scaling, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A weight [outputs, inputs] on its device.
+
+    form: "dense", or the name of its codes. data: [outputs, inputs], or words [outputs, tiles * tile / 8].
+    scale, offset: [groups, outputs]. See QuantizedWeight for the rest.
+    """
+
+    form: str
+    data: torch.Tensor
+    inputs: int
+    steps: Steps
+    scale: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+    group: int = 0
+    zero_point: int = 0
+    global_scale: float = 1.0
+    activations: str | None = None
+    activation_group: int = 0
+    order: torch.Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.data, self.scale, self.offset, self.order)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def store(weight: torch.Tensor | QuantizedWeight) -> Stored:
+    if isinstance(weight, torch.Tensor):
+        steps = Steps(32 if weight.element_size() > 2 else 64, 1, "none")
+        return Stored("dense", weight.contiguous(), weight.shape[1], steps)
+    activations, steps = weight.activations, _steps(weight, rounded=weight.activations is not None)
+    if activations is not None and (steps.scaling == "element" or steps.slice < _LEAST_INT8):
+        activations, steps = f"{activations} values", _steps(weight, rounded=False)
+    return Stored(
+        form=weight.kind.value,
+        data=_pack(weight, steps.tile) if weight.kind.packed else _plain(weight),
+        inputs=weight.in_features,
+        steps=steps,
+        scale=weight.scale.T.contiguous(),
+        offset=None if weight.offset is None else weight.offset.T.contiguous(),
+        group=weight.group,
+        zero_point=weight.zero_point,
+        global_scale=weight.global_scale,
+        activations=activations,
+        activation_group=min(weight.activation_group, weight.group),
+        order=weight.in_order,
+    )
+
+
+def _steps(weight: QuantizedWeight, *, rounded: bool) -> Steps:
+    """rounded: inputs are codes as well, whose groups count like those of the weight."""
+    packed, inputs = weight.kind.packed, weight.in_features
+    groups = [weight.group, min(weight.activation_group, weight.group)] if rounded else [weight.group]
+    if weight.groups == 1 and not rounded:
+        return Steps(128, _SLICES if packed else 1, "row")
+    shared = gcd(*(group for group in groups if group < inputs))  # a group of a whole row may be cut anywhere
+    even = shared & -shared or 128
+    if even < 16:
+        return Steps(128 if packed else 64, _SLICES if packed else 1, "element")
+    if not packed:
+        return Steps(min(even, 128), 1, "tile")
+    if even >= 128:
+        return Steps(128, _SLICES, "tile")
+    return Steps(128 if even >= 32 else 64, _SLICES, "slice")
+
+
+def _plain(weight: QuantizedWeight) -> torch.Tensor:
+    codes = weight.codes.contiguous()
+    return codes.view(torch.uint8) if weight.kind is Codes.FP8 else codes
+
+
+def _pack(weight: QuantizedWeight, tile: int) -> torch.Tensor:
+    outputs, tiles = weight.out_features, -(-weight.in_features // tile)
+    shifts = torch.arange(_SLICES, device=weight.codes.device)[:, None, None] * 4
+    shifts = shifts + torch.arange(2, device=weight.codes.device) * 16  # [slice, 1, half]
+    words = torch.empty(outputs, tiles * tile // 8, dtype=torch.int32, device=weight.codes.device)
+    for begin in range(0, outputs, _PACKED_ROWS):
+        part = slice(begin, begin + _PACKED_ROWS)
+        codes = unpack4(weight.codes[part], weight.in_features).long()
+        codes = torch.nn.functional.pad(codes, (0, tiles * tile - weight.in_features))
+        codes = codes.view(-1, tiles, _SLICES, tile // _SLICES // 2, 2)
+        packed = (codes << shifts).sum((2, 4)).flatten(1)
+        words[part] = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    return words
