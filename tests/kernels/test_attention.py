@@ -1,4 +1,4 @@
-"""The CPU path and the readable reference against dense attention in fp64."""
+"""Native and torch attention and the readable reference against dense attention in fp64."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from baton.kernels import native
 from baton.kernels.attention import (
     AttentionParams,
     KvLayer,
     RowSpan,
-    attention,
     cpu,
     make_plan,
     reference,
     write_kv,
 )
+from baton.kernels.attention import native as native_attention
 from baton.kernels.attention.cpu_plan import window_plan
 
 ROWS = [(0, 1), (0, 17), (39, 1), (16, 1), (12, 5), (0, 0), (3, 0), (7, 1)]  # (start, length)
+
+_compiled = pytest.mark.skipif(not native.available(), reason="no native kernels here")
+PATHS = pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(native_attention, id="native", marks=_compiled),
+        pytest.param(cpu, id="torch"),
+        pytest.param(reference, id="reference"),
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +94,7 @@ class Scene:
         return module.attention(self.q, KvLayer(self.layer), self.plan, params)
 
 
-@pytest.mark.parametrize("path", [cpu, reference], ids=["cpu", "reference"])
+@PATHS
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
@@ -94,13 +105,14 @@ def test_odd_heads_and_sizes(heads: int, kv_heads: int, head_dim: int, block_siz
     torch.testing.assert_close(scene.paged(path).double(), scene.dense(None, None), atol=1e-4, rtol=0)
 
 
+@PATHS
 @pytest.mark.parametrize("length", range(1, 41))
-def test_every_length(length: int) -> None:
+def test_every_length(length: int, path: object) -> None:
     scene = Scene([(0, length), (length - 1, 1)], 6, 2, 16, 4)
-    torch.testing.assert_close(scene.paged(cpu).double(), scene.dense(None, None), atol=1e-4, rtol=0)
+    torch.testing.assert_close(scene.paged(path).double(), scene.dense(None, None), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("path", [cpu, reference], ids=["cpu", "reference"])
+@PATHS
 @pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("window", [1, 7, 8, 9, 40, 100])
 def test_windows_and_soft_caps(window: int, softcap: float | None, path: object) -> None:
@@ -111,10 +123,11 @@ def test_windows_and_soft_caps(window: int, softcap: float | None, path: object)
     )
 
 
-def test_soft_cap_alone() -> None:
+@PATHS
+def test_soft_cap_alone(path: object) -> None:
     scene = Scene(ROWS, 6, 2, 16, 4)
     torch.testing.assert_close(
-        scene.paged(cpu, None, 5.0).double(), scene.dense(None, 5.0), atol=1e-4, rtol=0
+        scene.paged(path, None, 5.0).double(), scene.dense(None, 5.0), atol=1e-4, rtol=0
     )
 
 
@@ -125,30 +138,33 @@ def test_rows_of_very_different_contexts_go_in_several_groups() -> None:
     torch.testing.assert_close(scene.paged(cpu).double(), scene.dense(None, None), atol=1e-4, rtol=0)
 
 
-def test_only_blocks_that_the_window_reaches_are_read() -> None:
+@PATHS
+def test_only_blocks_that_the_window_reaches_are_read(path: object) -> None:
     scene = Scene([(63, 1), (40, 20)], 6, 2, 16, 4)
-    want = scene.paged(cpu, 8)
+    want = scene.paged(path, 8)
     for span, first in zip(scene.spans, (56, 33), strict=True):
         for block in span.block_table[: first // 4]:
             scene.layer[block] = torch.nan
-    torch.testing.assert_close(scene.paged(cpu, 8), want, atol=0, rtol=0)
+    torch.testing.assert_close(scene.paged(path, 8), want, atol=0, rtol=0)
 
 
-def test_what_other_blocks_hold_has_no_effect() -> None:
+@PATHS
+def test_what_other_blocks_hold_has_no_effect(path: object) -> None:
     scene = Scene(ROWS, 6, 2, 16, 4)
-    want = scene.paged(cpu)
+    want = scene.paged(path)
     used = {block for span in scene.spans for block in span.block_table[: -(-span.context // 4)]}
     for block in set(range(len(scene.pool))) - used:
         scene.pool[block] = torch.nan
     assert 0 not in used
-    torch.testing.assert_close(scene.paged(cpu), want, atol=0, rtol=0)
+    torch.testing.assert_close(scene.paged(path), want, atol=0, rtol=0)
 
 
-def test_no_rows() -> None:
+@PATHS
+def test_no_rows(path: object) -> None:
     plan = make_plan([], 4)
     layer = KvLayer(torch.zeros(2, 2, 4, 2, 16))
     write_kv(layer, torch.zeros(0, 2, 2, 16), plan)
-    assert attention(torch.zeros(0, 6, 16), layer, plan, AttentionParams(0.25)).shape == (0, 6, 16)
+    assert path.attention(torch.zeros(0, 6, 16), layer, plan, AttentionParams(0.25)).shape == (0, 6, 16)
 
 
 def test_a_short_block_table_is_an_error() -> None:
@@ -156,7 +172,8 @@ def test_a_short_block_table_is_an_error() -> None:
         make_plan([RowSpan(8, 1, [1, 2])], 4)
 
 
-def test_addresses_beyond_32_bits() -> None:
+@PATHS
+def test_addresses_beyond_32_bits(path: object) -> None:
     """A sparse pool of more than 2**31 elements, two blocks touched: those change, and nothing else does."""
     blocks, block_size, kv_heads, head_dim = 70_000, 16, 32, 64
     per_block = 2 * block_size * kv_heads * head_dim
@@ -177,8 +194,8 @@ def test_addresses_beyond_32_bits() -> None:
             same = make_plan([RowSpan(0, block_size + 1, [1, 2])], block_size)
             write_kv(KvLayer(small), kv, same)
             torch.testing.assert_close(
-                cpu.attention(q, KvLayer(pool[:, 0]), plan, params),
-                cpu.attention(q, KvLayer(small), same, params),
+                path.attention(q, KvLayer(pool[:, 0]), plan, params),
+                path.attention(q, KvLayer(small), same, params),
                 atol=0,
                 rtol=0,
             )
