@@ -12,11 +12,11 @@ static void widen_fp16(const uint16_t* from, float* to, int64_t count) {
 }
 
 static void embedding(const EmbeddingArgs& args, Pool& pool) {
-  constexpr int64_t kRows = 16;
   const int64_t rows = *args.rows, width = args.width;
-  pool.run((rows + kRows - 1) / kRows, [&](int64_t chunk) {
-    const int64_t end = std::min(rows, (chunk + 1) * kRows);
-    for (int64_t row = chunk * kRows; row < end; ++row) {
+  const int64_t together = std::max<int64_t>(1, 32768 / width);  // some 5 us
+  pool.run((rows + together - 1) / together, [&](int64_t chunk) {
+    const int64_t end = std::min(rows, (chunk + 1) * together);
+    for (int64_t row = chunk * together; row < end; ++row) {
       const int64_t from = args.ids[row] * width;
       float* out = args.out + row * width;
       switch (args.format) {

@@ -30,10 +30,9 @@ static void rms_norm_row(const RmsNormArgs& args, int64_t row) {
 }
 
 static void rms_norm(const RmsNormArgs& args, Pool& pool) {
-  constexpr int64_t kRows = 16;  // a few microseconds' worth
-  const int64_t rows = *args.rows;
-  pool.run((rows + kRows - 1) / kRows, [&](int64_t chunk) {
-    const int64_t end = std::min(rows, (chunk + 1) * kRows);
-    for (int64_t row = chunk * kRows; row < end; ++row) rms_norm_row(args, row);
+  const int64_t rows = *args.rows, together = std::max<int64_t>(1, 32768 / args.width);  // some 5 us
+  pool.run((rows + together - 1) / together, [&](int64_t chunk) {
+    const int64_t end = std::min(rows, (chunk + 1) * together);
+    for (int64_t row = chunk * together; row < end; ++row) rms_norm_row(args, row);
   });
 }

@@ -45,12 +45,12 @@ static void store_kv(const RopeStoreArgs& args, int64_t row, const float* kv) {
 }
 
 static void rope_store(const RopeStoreArgs& args, Pool& pool) {
-  constexpr int64_t kRows = 8;
-  const int64_t rows = *args.rows, dim = args.dim;
-  pool.run((rows + kRows - 1) / kRows, [&](int64_t chunk) {
-    const int64_t end = std::min(rows, (chunk + 1) * kRows);
-    for (int64_t row = chunk * kRows; row < end; ++row) {
-      float* qkv = args.qkv + row * (args.heads + 2 * args.kv_heads) * dim;
+  const int64_t rows = *args.rows, dim = args.dim, width = (args.heads + 2 * args.kv_heads) * dim;
+  const int64_t together = std::max<int64_t>(1, 32768 / width);  // some 5 us
+  pool.run((rows + together - 1) / together, [&](int64_t chunk) {
+    const int64_t end = std::min(rows, (chunk + 1) * together);
+    for (int64_t row = chunk * together; row < end; ++row) {
+      float* qkv = args.qkv + row * width;
       for (int64_t head = 0; head < args.heads + args.kv_heads; ++head) {
         const float* norm = head < args.heads ? args.q_norm : args.k_norm;
         if (norm != nullptr) head_norm(qkv + head * dim, norm, dim, args.eps);
