@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not here: nothing spills, and what should run on a multiprocessor fits it.
+"""Kernels compiled for GPUs that are not here: nothing spills, and multiprocessors have room for them.
 
 A part of the tuning table; `python -m baton.bench.kernel_resources` shows all of it.
 """
