@@ -59,8 +59,8 @@ def blocks(weight: QuantizedWeight) -> Blocks:
 
 
 def packed_codes(weight: QuantizedWeight, placed: Blocks) -> torch.Tensor:
-    """uint8 [panels, steps, 2, 16, 4]: an output's four inputs together, outputs side by side. Codes of 4 bits:
-    [panels, steps, 16, 4], a step's second four in the high halves."""
+    """uint8 [panels, steps, 2, 16, 4]: four inputs of an output together, outputs side by side. Codes of 4
+    bits: [panels, steps, 16, 4], a step's second four inputs in the high halves. Not contiguous."""
     if weight.kind.packed:
         codes = unpack4(weight.codes, weight.in_features)
     else:
@@ -71,15 +71,13 @@ def packed_codes(weight: QuantizedWeight, placed: Blocks) -> torch.Tensor:
         codes = codes[:, placed.column.clamp(min=0)]
     codes = F.pad(codes, (0, 0, 0, -weight.out_features % LANES))
     quads = codes.view(-1, LANES, len(placed.column) // STEP, 2, 4).permute(0, 2, 3, 1, 4)
-    if weight.kind.packed:
-        quads = quads[:, :, 0] | quads[:, :, 1] << 4
-    return quads.contiguous()
+    return quads[:, :, 0] | quads[:, :, 1] << 4 if weight.kind.packed else quads
 
 
 def panels(values: torch.Tensor) -> torch.Tensor:
-    """[out, n] to [panels, n, 16], the last panel filled up with zeros."""
+    """[out, n] to [panels, n, 16], the last panel filled up with zeros. Not contiguous."""
     padded = F.pad(values, (0, 0, 0, -values.shape[0] % LANES))
-    return padded.view(-1, LANES, values.shape[1]).transpose(1, 2).contiguous()
+    return padded.view(-1, LANES, values.shape[1]).transpose(1, 2)
 
 
 def zero_point(weight: QuantizedWeight) -> int:

@@ -15,6 +15,7 @@ import torch
 from baton.kernels import native
 from baton.kernels.linear import int_packing
 from baton.kernels.linear.native_linear import NativeLinear
+from baton.kernels.native import memory
 from baton.kernels.native.program import Call
 from baton.kernels.quantize import Codes, QuantizedWeight
 
@@ -84,6 +85,7 @@ class IntLinear(NativeLinear):
             tensors["bias"] = int_packing.panels(bias.float().unsqueeze(1))
         if weight.in_order is not None or not blocks.in_place:
             tensors["source"] = _source(weight, blocks)
+        tensors = {name: _stored(tensor) for name, tensor in tensors.items()}
         self.nbytes = sum(tensor.nbytes for tensor in tensors.values())
         self._keep = tuple(tensors.values())
         self._weight = IntWeight(
@@ -135,6 +137,10 @@ class IntLinear(NativeLinear):
 def prepare(weight: QuantizedWeight, bias: torch.Tensor | None = None) -> IntLinear:
     """weight: of any kind but FP8."""
     return IntLinear(weight, bias)
+
+
+def _stored(values: torch.Tensor) -> torch.Tensor:
+    return memory.empty(tuple(values.shape), values.dtype).copy_(values)
 
 
 def _source(weight: QuantizedWeight, blocks: int_packing.Blocks) -> torch.Tensor:

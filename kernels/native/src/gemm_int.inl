@@ -31,10 +31,11 @@ static Activations round_rows(const GemmIntArgs& args, const float* x, const Til
     for (int64_t tile = chunk * per_chunk; tile < end; ++tile) {
       const int64_t first = tiles.first(tile);
       const int size = tiles.size(tile);
+      int32_t* units = to.units + first * to.row_units;
+      BlockScale* scales = to.scales + first * weight.block_count;
       for (int lane = 0; lane < size; ++lane) {
-        to.sums[first + lane] =
-            round_row<Form>(weight, x + (first + lane) * args.x_stride, largest,
-                            to.units + first * to.row_units + lane, to.scales + first * weight.block_count + lane, size);
+        const float* row = x + (first + lane) * args.x_stride;
+        to.sums[first + lane] = round_row<Form>(weight, row, largest, units + lane, scales + lane, size);
       }
     }
   });
