@@ -31,7 +31,7 @@ def part(whole: KvVectors) -> KvVectors:
 
 
 @pytest.mark.parametrize("head_dim", [1, 24, 64])
-@pytest.mark.parametrize(("source", "to"), itertools.permutations(KV_DTYPES, 2))
+@pytest.mark.parametrize(("source", "to"), [*itertools.permutations(KV_DTYPES, 2)])
 def test_convert(source: torch.dtype, to: torch.dtype, head_dim: int) -> None:
     torch.set_num_threads(1)
     vectors = noise(3, 4, 2, 5, 3, head_dim) * 10 ** noise(3, 4, 2, 5, 3, 1, seed=1)
