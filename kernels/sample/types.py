@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 NO_TOKEN = -1
+VOCAB_LIMIT = 1 << 19  # so many weights may overflow their sum
 
 
 class SampleParams(NamedTuple):
