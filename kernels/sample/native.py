@@ -40,6 +40,7 @@ class SurveyArgs(ctypes.Structure):
 
 def sample(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
     """See the package."""
+    logits = _by_row(logits)
     rows = native.Counter(len(logits))
     ids = torch.empty(len(logits), dtype=torch.int64)
     args = SampleArgs(
@@ -60,6 +61,7 @@ def sample(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
 
 def survey(logits: torch.Tensor, count: int) -> Survey:
     """See the package. count: 0 .. vocab."""
+    logits = _by_row(logits)
     rows = native.Counter(len(logits))
     found = Survey(
         torch.empty(len(logits)),
@@ -78,3 +80,9 @@ def survey(logits: torch.Tensor, count: int) -> Survey:
     )
     native.run(native.function("survey", SurveyArgs), args)
     return found
+
+
+def _by_row(logits: torch.Tensor) -> torch.Tensor:
+    if logits.dtype is not torch.float32 or logits.device.type != "cpu":
+        raise ValueError(f"logits must be fp32 on the CPU, got {logits.dtype} on {logits.device}")
+    return logits if logits.stride(1) == 1 else logits.contiguous()

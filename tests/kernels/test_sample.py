@@ -61,6 +61,8 @@ def test_the_choice_is_the_references(
     want = reference.sample(table, chosen)
     padded = torch.cat((table, torch.full((4, padding), torch.nan)), 1)[:, : table.shape[1]]
     assert torch.equal(backend.sample(padded, chosen), want)
+    by_column = table.t().contiguous().t()
+    assert torch.equal(backend.sample(by_column, chosen), want)
     for row in range(4):  # alone as in company
         assert backend.sample(table[row : row + 1], params(rows[row : row + 1])).item() == want[row]
 
