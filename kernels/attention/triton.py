@@ -13,17 +13,20 @@ into shared memory. What is not plain:
     soft cap     Gemma 2, arXiv:2408.00118
     quantised    codes are multiplied as they are; scales meet scores and weights, one per key
 
-Parts are exact to rounding, wherever they are cut: windows and causality go by positions, which shared
-prefixes see like any other keys. An output depends on how its step was cut, in the last bits.
+Parts are exact to rounding, wherever they are cut: windows and causality go by positions, in shared prefixes
+as elsewhere. An output depends on how its step was cut, in the last bits. Slots that no query of a tile sees
+are never loaded; a NaN value vector that one of them sees reaches the tile's others too (0 * NaN), all of the
+same row or of rows that share it.
 
     out = attention(q, layer, plan, params)
 
-q: fp32, fp16 or bf16, contiguous in head_dim; fp32 is multiplied exactly, without tensor cores. Under
+q: fp32, fp16 or bf16, contiguous in head_dim; fp32 is multiplied as three products of TF32. Under
 TRITON_INTERPRET=1 (set before triton is imported) the same code runs on CPU tensors.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -222,11 +225,12 @@ class _Step:
             "GROUP": self.group,
             "HEAD_DIM": q.shape[2],
             "BLOCK_SIZE": self.layer.block_size,
+            "ALIGN": math.gcd(16, *codes.stride()[:-1]),
             "FORMAT": form,
             "HAS_WINDOW": params.window is not None,
             "HAS_SOFTCAP": params.softcap is not None,
             "WITH_LSE": self.with_lse,
-            "PRECISION": "ieee" if exact else "tf32",
+            "PRECISION": "tf32x3" if exact else "tf32",
             "Q_DTYPE": q_dtype,
             "V_DTYPE": v_dtype,
             "TILE_D": padded(q.shape[2]),

@@ -60,6 +60,7 @@ def attention_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    ALIGN: tl.constexpr,
     FORMAT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -92,7 +93,9 @@ def attention_kernel(
     q_mask = in_tile[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + q_offset[:, None] + dims[None, :], mask=q_mask, other=0.0).to(Q_DTYPE)
 
-    keys_ptr = codes_ptr + kv_head * code_head_stride
+    # All strides of the codes are multiples of ALIGN: what the compiler sees by itself only from 16 on.
+    keys_ptr = codes_ptr + tl.multiple_of(kv_head * code_head_stride, ALIGN)
+    code_part_stride = tl.multiple_of(code_part_stride, ALIGN)
     key_scales_ptr = scales_ptr
     if FORMAT != "plain":
         key_scales_ptr = scales_ptr + kv_head * scale_head_stride
@@ -146,6 +149,7 @@ def attention_kernel(
                 window,
                 HEAD_DIM,
                 BLOCK_SIZE,
+                ALIGN,
                 FORMAT,
                 HAS_WINDOW,
                 HAS_SOFTCAP,
@@ -196,6 +200,7 @@ def _attend(
     window,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    ALIGN: tl.constexpr,
     FORMAT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -215,7 +220,8 @@ def _attend(
         else:
             block = tl.load(table_ptr + keys // BLOCK_SIZE).to(tl.int64)
         in_block = keys % BLOCK_SIZE
-        code_offset = (block * code_block_stride + in_block * code_slot_stride)[:, None] + dims[None, :]
+        slot = tl.multiple_of(block * code_block_stride + in_block * code_slot_stride, ALIGN)
+        code_offset = slot[:, None] + dims[None, :]
         if MASKED:
             mask = inside[:, None] & (dims < HEAD_DIM)[None, :]
         else:
