@@ -3,7 +3,7 @@
 FORMAT, a compile-time constant:
 
     "dense"      as it is
-    "int8"       int8 codes
+    "int8"       int8 codes, or words of them as unsigned numbers 128 greater
     "fp8"        e4m3 codes as uint8, converted by the instruction that sm_89 and later have
     "fp8-bits"   the same, converted by moving bits: that is 2**-8 of the value
     "int4"       words of unsigned codes, see `triton_weights`
@@ -46,18 +46,26 @@ def decode8(codes, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def decode4(words, SLICE: tl.constexpr, FORMAT: tl.constexpr, ZERO: tl.constexpr, DTYPE: tl.constexpr):
+def decode_words(words, SLICE: tl.constexpr, FORMAT: tl.constexpr, ZERO: tl.constexpr, DTYPE: tl.constexpr):
     """A slice of words [outs, n] as [outs, 2 * n] of DTYPE (int8 for products of bytes)."""
-    pairs = words >> (4 * SLICE)
     if FORMAT == "fp4":
+        pairs = words >> (4 * SLICE)
         bits = ((pairs & 0x00070007) << 9) | ((pairs & 0x00080008) << 12)
         values = _halves(bits, tl.float16).to(DTYPE)
-    elif DTYPE == tl.float16:
-        values = _halves((pairs & 0x000F000F) | 0x64006400, tl.float16) - (1024.0 + ZERO)  # 0x6400: 1024
+    elif FORMAT == "int8":
+        pairs = (words >> (8 * SLICE)) & 0x00FF00FF
+        if DTYPE == tl.bfloat16:
+            # 8 bits and an exponent are one too many for bfloat16. 0x4B000000: 2**23
+            exact = (_halves(pairs, tl.int16).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+            values = (exact - (8388736.0 + ZERO)).to(tl.bfloat16)
+        else:
+            values = (_halves(pairs | 0x64006400, tl.float16) - (1152.0 + ZERO)).to(DTYPE)  # 0x6400: 1024
     elif DTYPE == tl.bfloat16:
-        values = _halves((pairs & 0x000F000F) | 0x43004300, tl.bfloat16) - (128.0 + ZERO)  # 0x4300: 128
+        pairs = (words >> (4 * SLICE)) & 0x000F000F
+        values = _halves(pairs | 0x43004300, tl.bfloat16) - (128.0 + ZERO)  # 0x4300: 128
     else:
-        values = (_halves(pairs & 0x000F000F, tl.int16) - ZERO).to(DTYPE)
+        pairs = (words >> (4 * SLICE)) & 0x000F000F
+        values = (_halves(pairs | 0x64006400, tl.float16) - (1024.0 + ZERO)).to(DTYPE)
     return values
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.kernels.linear.triton_codes import decode4, decode8
+from baton.kernels.linear.triton_codes import decode8, decode_words
 
 _SWIZZLE = tl.constexpr(8)  # tiles of rows that share a weight while it is in the cache
 
@@ -65,6 +65,7 @@ def linear_kernel(
     and where its result goes; -1: none. x_scales, sums: [groups of x, sums_stride] fp32."""
     out_tiles: tl.constexpr = (OUTPUTS + TILE_O - 1) // TILE_O
     SLICE_K: tl.constexpr = TILE_K // SLICES
+    WORDS: tl.constexpr = TILE_K // (2 * SLICES)
     FLUSH: tl.constexpr = SLICE_K if SCALING == "slice" else TILE_K
     pid = tl.program_id(0)
     tile_r, tile_o = tl.swizzle2d(pid // out_tiles, pid % out_tiles, row_tiles, out_tiles, _SWIZZLE)
@@ -101,7 +102,7 @@ def linear_kernel(
             else:
                 codes = tl.load(w_rows_ptr + k[None, :], mask=(k < INPUTS)[None, :], other=0)
         else:
-            word = tile * (TILE_K // 8) + tl.arange(0, TILE_K // 8)
+            word = tile * WORDS + tl.arange(0, WORDS)
             codes = tl.load(w_rows_ptr + word[None, :])
         for part in tl.static_range(SLICES):
             first = tile * TILE_K + part * SLICE_K
@@ -111,7 +112,7 @@ def linear_kernel(
             else:
                 x = tl.load(x_rows_ptr + k[:, None], mask=(k < INPUTS)[:, None], other=0)
             x = decode8(x, FORMAT, DOT) if ROUNDED == "fp8" else x.to(DOT)
-            w = decode8(codes, FORMAT, DOT) if SLICES == 1 else decode4(codes, part, FORMAT, ZERO, DOT)
+            w = decode8(codes, FORMAT, DOT) if SLICES == 1 else decode_words(codes, part, FORMAT, ZERO, DOT)
             if SCALING == "element":
                 place = (tl.minimum(k, INPUTS - 1) // GROUP)[None, :] * OUTPUTS + safe_out[:, None]
                 scales = tl.load(scale_ptr + place).to(tl.float32) * factor

@@ -58,7 +58,7 @@ def product_launch(
     dot = dot_type(inputs.x, weight, gpu)
     rows = inputs.x.shape[0]
     if experts is None:
-        tile = tile_for(rows, gpu, exact=dot is tl.float32)
+        tile = tile_of(rows, weight, dot, gpu)
         row_tiles = triton.cdiv(rows, tile.rows)
     else:
         tile, row_tiles = experts.tile, len(experts.tile_experts)
@@ -93,6 +93,10 @@ def dot_type(x: torch.Tensor, weight: Stored, gpu: Gpu) -> tl.dtype:
     if weight.form == "dense" and weight.data.dtype != x.dtype:
         return tl.float32
     return tl.float32 if x.dtype == torch.bfloat16 and gpu.arch == 0 else _TYPES[x.dtype]
+
+
+def tile_of(rows: int, weight: Stored, dot: tl.dtype, gpu: Gpu) -> Tile:
+    return tile_for(rows, weight.outputs, gpu, words=weight.steps.slices > 1, exact=dot is tl.float32)
 
 
 def _pointers(inputs: Inputs, weight: Stored, target: Target, experts: Experts | None) -> dict[str, Any]:

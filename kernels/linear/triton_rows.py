@@ -38,7 +38,7 @@ def rows_launch(weight: Stored, ids: torch.Tensor, out: torch.Tensor) -> Launch:
         "HAS_OFFSET": weight.offset is not None,
         "HAS_ORDER": weight.order is not None,
         "TILE_K": weight.steps.tile,
-        "SLICE_K": weight.steps.slice,
+        "SLICES": weight.steps.slices,
         "TILE": tile,
     }
     grid = (len(ids), triton.cdiv(weight.inputs, tile))
@@ -63,7 +63,7 @@ def rows_kernel(
     HAS_OFFSET: tl.constexpr,
     HAS_ORDER: tl.constexpr,
     TILE_K: tl.constexpr,
-    SLICE_K: tl.constexpr,
+    SLICES: tl.constexpr,
     TILE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -71,12 +71,16 @@ def rows_kernel(
     mask = k < INPUTS
     id = tl.load(ids_ptr + row).to(tl.int64)
     codes_ptr += id * codes_stride
-    if FORMAT == "int4" or FORMAT == "fp4":
+    if SLICES > 1:
+        BITS: tl.constexpr = 16 // SLICES
+        SLICE_K: tl.constexpr = TILE_K // SLICES
         in_slice = k % SLICE_K
-        word = k // TILE_K * (TILE_K // 8) + in_slice // 2
-        shift = k % TILE_K // SLICE_K * 4 + in_slice % 2 * 16
-        codes = (tl.load(codes_ptr + word, mask=mask, other=0) >> shift) & 15
-        if FORMAT == "int4":
+        word = k // TILE_K * (TILE_K * BITS // 32) + in_slice // 2
+        shift = k % TILE_K // SLICE_K * BITS + in_slice % 2 * 16
+        codes = (tl.load(codes_ptr + word, mask=mask, other=0) >> shift) & ((1 << BITS) - 1)
+        if FORMAT == "int8":
+            values = (codes - 128 - ZERO).to(tl.float32)
+        elif FORMAT == "int4":
             values = (codes - ZERO).to(tl.float32)
         else:
             bits = ((codes & 7) << 9) | ((codes & 8) << 12)

@@ -6,7 +6,7 @@ asynchronous products take, whatever the number of rows, so that all of them sum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.kernels.triton_support.device import Gpu
 
@@ -19,15 +19,23 @@ class Tile:
     stages: int
 
 
-# In ascending order of rows.
-_TILES = (Tile(64, 16, 4, 5), Tile(64, 64, 4, 4), Tile(128, 128, 8, 3))
+# In ascending order of rows. The first has 64 outputs instead where 128 would leave multiprocessors idle.
+_TILES = (Tile(128, 8, 4, 4), Tile(64, 32, 4, 4), Tile(64, 64, 4, 4), Tile(128, 128, 8, 3))
+# Words of codes leave sm_80, which unpacks them beside the sums, no registers for more.
+_WORDS_80 = (*_TILES[:3], Tile(128, 64, 8, 3))
 # Exact fp32 products, without tensor cores: for checks, not for speed.
 _EXACT = (Tile(32, 16, 4, 1), Tile(64, 32, 4, 1))
 # The interpreter pays by operation, whatever its size.
 _INTERPRETED = (Tile(32, 8, 1, 1), Tile(64, 32, 1, 1))
 
 
-def tile_for(rows: int, gpu: Gpu, *, exact: bool) -> Tile:
-    """The smallest tile that takes the rows, or the largest."""
-    choices = _INTERPRETED if gpu.arch == 0 else _EXACT if exact else _TILES
-    return next((tile for tile in choices if tile.rows >= rows), choices[-1])
+def tile_for(rows: int, outputs: int, gpu: Gpu, *, words: bool, exact: bool) -> Tile:
+    """The smallest tile that takes the rows, or the largest. words, exact: how weights are stored, and that
+    the products are of fp32."""
+    if gpu.arch == 0 or exact:
+        choices = _INTERPRETED if gpu.arch == 0 else _EXACT
+    else:
+        choices = _WORDS_80 if words and gpu.arch < 90 else _TILES
+    tile = next((tile for tile in choices if tile.rows >= rows), choices[-1])
+    narrow = tile is _TILES[0] and outputs < tile.outputs * gpu.sms
+    return replace(tile, outputs=64) if narrow else tile

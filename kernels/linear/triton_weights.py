@@ -1,9 +1,10 @@
 """How weights lie in a GPU's memory, and in which steps their inputs are summed.
 
-Dense and 8-bit weights stay as they are. Codes of 4 bits are packed anew, eight to an int32: the inputs of a
-tile are four slices, and `(word >> 4 * slice) & 0x000F000F` is two neighbouring inputs of that slice, each in
-16 bits, where an exponent in front makes floats of them (as in arXiv:2211.10017, section 3). Scales and
-offsets are transposed, so that those of neighbouring outputs are read together.
+Dense weights, FP8 and what is multiplied byte by byte stay as they are. Other codes are packed anew, eight of
+4 bits or four of 8 to an int32: the inputs of a tile are four or two slices, and `(word >> bits * slice) &
+0x000F000F` (or 0x00FF00FF) is two neighbouring inputs of that slice, each in 16 bits, where an exponent in
+front makes floats of them (as in arXiv:2211.10017). Scales and offsets are transposed, so that those of
+neighbouring outputs are read together.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ Scaling = Literal["none", "row", "tile", "slice", "element"]
 
 _LEAST_INT8 = 32  # inputs of one product of bytes
 _PACKED_ROWS = 256  # outputs that are packed at once: what is unpacked on the way stays small
-_SLICES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """tile: inputs of one turn of the loop, a power of two; slices: products that it is cut into (4-bit
-    codes: 4). They depend on the weight alone, never on how many rows it meets: sums have one order."""
+    """tile: inputs of one turn of the loop, a power of two; slices: products that it is cut into (1: codes
+    are not in words). They depend on the weight alone, never on the number of rows: sums have one order."""
 
     tile: int
     slices: int
@@ -48,7 +48,7 @@ class Steps:
 class Stored:
     """A weight [outputs, inputs] on its device.
 
-    form: "dense", or the name of its codes. data: [outputs, inputs], or words [outputs, tiles * tile / 8].
+    form: "dense", or the name of its codes. data: [outputs, inputs], or words [outputs, *] int32.
     scale, offset: [groups, outputs]. See QuantizedWeight for the rest.
     """
 
@@ -84,7 +84,7 @@ def store(weight: torch.Tensor | QuantizedWeight) -> Stored:
         activations, steps = f"{activations} values", _steps(weight, rounded=False)
     return Stored(
         form=weight.kind.value,
-        data=_pack(weight, steps.tile) if weight.kind.packed else _plain(weight),
+        data=_plain(weight) if steps.slices == 1 else _pack(weight, steps),
         inputs=weight.in_features,
         steps=steps,
         scale=weight.scale.T.contiguous(),
@@ -100,19 +100,18 @@ def store(weight: torch.Tensor | QuantizedWeight) -> Stored:
 
 def _steps(weight: QuantizedWeight, *, rounded: bool) -> Steps:
     """rounded: inputs are codes as well, whose groups count like those of the weight."""
-    packed, inputs = weight.kind.packed, weight.in_features
+    slices = 4 if weight.kind.packed else 1 if rounded or weight.kind is Codes.FP8 else 2
     groups = [weight.group, min(weight.activation_group, weight.group)] if rounded else [weight.group]
     if weight.groups == 1 and not rounded:
-        return Steps(128, _SLICES if packed else 1, "row")
+        return Steps(128, slices, "row")
+    inputs = weight.in_features
     shared = gcd(*(group for group in groups if group < inputs))  # a group of a whole row may be cut anywhere
     even = shared & -shared or 128
     if even < 16:
-        return Steps(128 if packed else 64, _SLICES if packed else 1, "element")
-    if not packed:
-        return Steps(min(even, 128), 1, "tile")
-    if even >= 128:
-        return Steps(128, _SLICES, "tile")
-    return Steps(128 if even >= 32 else 64, _SLICES, "slice")
+        return Steps(128, slices, "element")
+    if slices == 1 or even >= 128:
+        return Steps(min(even, 128), slices, "tile")
+    return Steps(min(even * slices, 128), slices, "slice")
 
 
 def _plain(weight: QuantizedWeight) -> torch.Tensor:
@@ -120,16 +119,18 @@ def _plain(weight: QuantizedWeight) -> torch.Tensor:
     return codes.view(torch.uint8) if weight.kind is Codes.FP8 else codes
 
 
-def _pack(weight: QuantizedWeight, tile: int) -> torch.Tensor:
-    outputs, tiles = weight.out_features, -(-weight.in_features // tile)
-    shifts = torch.arange(_SLICES, device=weight.codes.device)[:, None, None] * 4
-    shifts = shifts + torch.arange(2, device=weight.codes.device) * 16  # [slice, 1, half]
-    words = torch.empty(outputs, tiles * tile // 8, dtype=torch.int32, device=weight.codes.device)
+def _pack(weight: QuantizedWeight, steps: Steps) -> torch.Tensor:
+    """Into words, INT8 as unsigned numbers 128 greater."""
+    outputs, slices = weight.out_features, steps.slices
+    tiles, bits = -(-weight.in_features // steps.tile), 16 // slices
+    device = weight.codes.device
+    shifts = torch.arange(slices, device=device)[:, None, None] * bits + torch.arange(2, device=device) * 16
+    words = torch.empty(outputs, tiles * steps.tile * bits // 32, dtype=torch.int32, device=device)
     for begin in range(0, outputs, _PACKED_ROWS):
         part = slice(begin, begin + _PACKED_ROWS)
-        codes = unpack4(weight.codes[part], weight.in_features).long()
-        codes = torch.nn.functional.pad(codes, (0, tiles * tile - weight.in_features))
-        codes = codes.view(-1, tiles, _SLICES, tile // _SLICES // 2, 2)
-        packed = (codes << shifts).sum((2, 4)).flatten(1)
+        codes = weight.codes[part]
+        codes = unpack4(codes, weight.in_features).long() if weight.kind.packed else codes.long() + 128
+        codes = torch.nn.functional.pad(codes, (0, tiles * steps.tile - weight.in_features))
+        packed = (codes.view(-1, tiles, slices, steps.slice // 2, 2) << shifts).sum((2, 4)).flatten(1)
         words[part] = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
     return words
