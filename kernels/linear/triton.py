@@ -12,7 +12,7 @@ is imported) the same code runs on CPU tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,10 +28,11 @@ from baton.kernels.triton_support.launch import Launch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonLinear:
-    """See the package's `Linear`."""
+    """See the package's `Linear`. derived: what others make of the layer once, kept as long as it lives."""
 
     weight: Stored
     bias: torch.Tensor | None
+    derived: dict[str, object] = field(default_factory=dict, repr=False)
 
     @property
     def in_features(self) -> int:

@@ -60,9 +60,8 @@ def linear_kernel(
     TILE_K: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-    """EXPERTS: a tile of rows belongs to the expert that tile_experts says, whose pointers are in experts;
-    TYPES: of weight, scale, offset and bias. in_rows and out_rows say for each of its rows which of x it is
-    and where its result goes; -1: none. x_scales, sums: [groups of x, sums_stride] fp32."""
+    """x_scales, sums: [groups of x, sums_stride] fp32. EXPERTS: see `triton_launch.Experts`; TYPES: what its
+    pointers point to."""
     out_tiles: tl.constexpr = (OUTPUTS + TILE_O - 1) // TILE_O
     SLICE_K: tl.constexpr = TILE_K // SLICES
     WORDS: tl.constexpr = TILE_K // (2 * SLICES)
@@ -81,11 +80,12 @@ def linear_kernel(
         in_row = tl.maximum(in_row, 0)
         expert = tl.load(tile_experts_ptr + tile_r)
         tiles = tl.where(expert < 0, 0, tiles)
-        table_ptr = experts_ptr + 4 * tl.maximum(expert, 0)
+        table_ptr = experts_ptr + 5 * tl.maximum(expert, 0)
         weight_ptr = tl.multiple_of(tl.load(table_ptr).to(tl.pointer_type(TYPES[0])), 16)
         scale_ptr = tl.multiple_of(tl.load(table_ptr + 1).to(tl.pointer_type(TYPES[1])), 16)
         offset_ptr = tl.multiple_of(tl.load(table_ptr + 2).to(tl.pointer_type(TYPES[2])), 16)
         bias_ptr = tl.load(table_ptr + 3).to(tl.pointer_type(TYPES[3]))
+        factor = tl.load(table_ptr + 4).to(tl.int32).to(tl.float32, bitcast=True)
     else:
         row_there = row < rows
         in_row = tl.minimum(row, rows - 1)

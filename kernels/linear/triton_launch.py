@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +40,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Several weights that are stored alike, each for some tiles of rows; see `linear_kernel`.
+    """Several weights that are stored alike, each for some tiles of rows.
 
-    table: [experts, 4] int64, pointers to weight, scale, offset and bias. tile_experts: [tiles] int32;
-    in_rows, out_rows: [tiles * tile.rows] int32.
+    table: as `expert_table` makes it. tile_experts: [tiles] int32, whose the tile is; in_rows, out_rows:
+    [tiles * tile.rows] int32, for each of its rows which of x it is and where its result goes; -1: none.
     """
 
     table: torch.Tensor
@@ -49,6 +51,35 @@ class Experts:
     in_rows: torch.Tensor
     out_rows: torch.Tensor
     tile: Tile
+
+
+def alike(weights: Sequence[Stored]) -> bool:
+    """Whether one launch may multiply by all of them. An order of inputs is each weight's own."""
+
+    def form(weight: Stored) -> tuple[object, ...]:
+        tensors = (weight.data, weight.scale, weight.offset)
+        types = tuple(None if tensor is None else (tensor.dtype, tensor.shape) for tensor in tensors)
+        rounding = weight.activations, weight.activation_group
+        return weight.form, weight.steps, weight.group, weight.zero_point, weight.inputs, rounding, types
+
+    return all(weight.order is None and form(weight) == form(weights[0]) for weight in weights)
+
+
+def expert_table(weights: Sequence[Stored], biases: Sequence[torch.Tensor | None], gpu: Gpu) -> torch.Tensor:
+    """[experts, 5] int64, on the weights' device: pointers to weight, scale, offset and bias, and the bits of
+    the factor. The caller keeps the weights alive. They are `alike`, biases of one dtype (or all None)."""
+    rows = []
+    for weight, bias in zip(weights, biases, strict=True):
+        tensors = (weight.data, weight.scale, weight.offset, bias)
+        bits = struct.unpack("<i", struct.pack("<f", _factor(weight, gpu)))[0]
+        rows.append([0 if tensor is None else tensor.data_ptr() for tensor in tensors] + [bits])
+    return torch.tensor(rows, dtype=torch.int64).to(weights[0].data.device)
+
+
+def _factor(weight: Stored, gpu: Gpu) -> float:
+    """What sums of codes lack, besides the scales."""
+    missing = factor(format_on(weight.form, gpu))
+    return weight.global_scale * (missing**2 if weight.activations == "fp8" else missing)
 
 
 def product_launch(
@@ -120,9 +151,8 @@ def _pointers(inputs: Inputs, weight: Stored, target: Target, experts: Experts |
 def _constants(inputs: Inputs, weight: Stored, gpu: Gpu) -> dict[str, Any]:
     form = format_on(weight.form, gpu)
     rounded = {torch.int8: "int8", torch.uint8: "fp8"}.get(inputs.x.dtype, "none")
-    missing = factor(form) ** (2 if rounded == "fp8" else 1)
     return {
-        "factor": weight.global_scale * missing,
+        "factor": _factor(weight, gpu),
         "INPUTS": weight.inputs,
         "OUTPUTS": weight.outputs,
         "GROUP": weight.group,
