@@ -15,8 +15,8 @@ _SCALE_UNIT = 256  # of the kernel, which reads codes as fp16 numbers of other e
 
 
 def prepare(weight: QuantizedWeight, bias: torch.Tensor | None = None) -> NativeLinear:
-    """InvalidArgument: some code is NaN. What no checkpoint has (inputs in an order of their own, offsets, scales
-    near the end of fp32) is stored in fp32."""
+    """InvalidArgument: some code is NaN. What no checkpoint has (inputs in an order of their own, offsets,
+    scales near the end of fp32) is stored in fp32."""
     if bool(((weight.codes.view(torch.uint8) & _NAN) == _NAN).any()):
         raise InvalidArgument(f"an fp8 weight of shape {list(weight.shape)} holds NaN")
     scale = weight.scale.float() * (weight.global_scale * _SCALE_UNIT)

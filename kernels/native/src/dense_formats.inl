@@ -1,4 +1,4 @@
-// Sixteen weights at a time, from how they are stored to fp32. `scale` is for those that have one.
+// Sixteen weights at a time, from how they are stored to fp32. `scale` is for those that have one (e4m3: times 256).
 
 struct Fp32 {
   using Stored = float;
@@ -21,5 +21,5 @@ struct Fp16 {
 struct E4m3 {
   using Stored = uint8_t;
   static constexpr bool kScaled = true;
-  static F16 load(const uint8_t* p, F16 scale) { return load_e4m3(p) * scale; }
+  static F16 load(const uint8_t* p, F16 scale) { return load_e4m3_256th(p) * scale; }
 };

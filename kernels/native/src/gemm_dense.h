@@ -16,7 +16,7 @@ struct GemmDenseArgs {
   const int64_t* first;  // or null: 0
   const float* x;        // [.., inputs], row stride x_stride
   const void* panels;
-  const float* scale;    // e4m3: [panels][groups][16], groups = ceil(inputs / group)
+  const float* scale;    // e4m3: [panels][groups][16], times 256; groups = ceil(inputs / group)
   const float* bias;     // [panels * 16], or null
   float* out;            // [.., outputs], row stride out_stride; apart from x
   int64_t inputs;

@@ -22,11 +22,13 @@ static void pack_tile(const GemmDenseArgs& args, int64_t row, float* packed) {
 // Some inputs of some panels, and some tiles of packed rows: what one chunk works on.
 struct Block {
   int64_t row, tiles, panel, k, depth;
-  const float* x;  // of the first tile
+  const float* x;      // of the first tile
   float* partial;
+  int64_t ahead;  // bytes to the panels that this thread is likely to go on with
 };
 
-template <class W, int P>
+// kWidened: `weight` is not what the panels that come next look like.
+template <class W, int P, bool kWidened>
 static void tiles(const GemmDenseArgs& args, const Block& block, const typename W::Stored* weight, int64_t stride) {
   const F16 scale[P] = {};
   for (int64_t t = 0; t < block.tiles; ++t) {
@@ -35,8 +37,10 @@ static void tiles(const GemmDenseArgs& args, const Block& block, const typename 
     for (int i = 0; i < kTile * P; ++i) {
       acc[i / P][i % P] = block.k == 0 ? F16::zero() : F16::load(partial + i * kLanes);
     }
+    const bool last = t + 1 == block.tiles && !kWidened;
+    const Ahead ahead = last ? Ahead{block.ahead, block.depth} : Ahead{};
     const float* x = block.x + (t * args.inputs + block.k) * kTile;
-    accumulate<W, kTile, P>(acc, x, 1, kTile, weight, stride, scale, block.depth, 0);
+    accumulate<W, kTile, P>(acc, x, 1, kTile, weight, stride, scale, block.depth, ahead);
     if (block.k + block.depth == args.inputs) {
       finish(args, acc, block.row + t * kTile, block.panel);
     } else {
@@ -71,10 +75,10 @@ static void tiles_panels(const GemmDenseArgs& args, Block block) {
     block.depth = std::min(depth, args.inputs - block.k);
     if constexpr (W::kScaled) {
       widen<W>(args, block, P, own.wide);
-      tiles<Fp32, P>(args, block, own.wide, block.depth * kLanes);
+      tiles<Fp32, P, true>(args, block, own.wide, block.depth * kLanes);
     } else {
       const auto* stored = static_cast<const typename W::Stored*>(args.panels);
-      tiles<W, P>(args, block, stored + (block.panel * args.inputs + block.k) * kLanes, args.inputs * kLanes);
+      tiles<W, P, false>(args, block, stored + (block.panel * args.inputs + block.k) * kLanes, args.inputs * kLanes);
     }
   }
 }
@@ -99,7 +103,8 @@ static void blocks(const GemmDenseArgs& args, Pool& pool, int64_t rows) {
       const int64_t begin = chunk / parts * 2, end = std::min(panels, begin + 2);
       const int64_t tile = chunk % parts * part, tile_end = std::min(here, tile + part);
       if (tile < tile_end) {
-        Block block = {row + tile * kTile, tile_end - tile, begin, 0, 0, packed + tile * kTile * args.inputs, nullptr};
+        Block block = {row + tile * kTile, tile_end - tile, begin, 0, 0, packed + tile * kTile * args.inputs, nullptr,
+                       2 * pool.threads() * args.inputs * kLanes * static_cast<int64_t>(sizeof(typename W::Stored))};
         if (end - begin == kTilePanels) {
           tiles_panels<W, kTilePanels>(args, block);
         } else {

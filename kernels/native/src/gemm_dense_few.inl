@@ -2,7 +2,7 @@
 
 // R rows from `row` on times P panels from `panel` on.
 template <class W, int R, int P>
-static void few_rows_panels(const GemmDenseArgs& args, int64_t row, int64_t panel, int64_t ahead) {
+static void few_rows_panels(const GemmDenseArgs& args, int64_t row, int64_t panel, Ahead ahead) {
   const auto* panels = static_cast<const typename W::Stored*>(args.panels) + panel * args.inputs * kLanes;
   const float* x = args.x + row * args.x_stride;
   F16 acc[R][P];
@@ -16,7 +16,7 @@ static void few_rows_panels(const GemmDenseArgs& args, int64_t row, int64_t pane
       for (int p = 0; p < P; ++p) scale[p] = F16::load(args.scale + ((panel + p) * groups + g) * kLanes);
       const int64_t k = g * args.group;
       accumulate<W, R, P>(acc, x + k, args.x_stride, 1, panels + k * kLanes, args.inputs * kLanes, scale,
-                          std::min(args.group, args.inputs - k), ahead);
+                          std::min(args.group, args.inputs - k), {ahead.bytes, ahead.inputs - k});
     }
   } else {
     accumulate<W, R, P>(acc, x, args.x_stride, 1, panels, args.inputs * kLanes, scale, args.inputs, ahead);
@@ -29,19 +29,38 @@ struct Panels {
   int64_t begin, end, then;
 };
 
+// While `count` panels from `panel` on are multiplied, what will be next is fetched. Left to read, the processor finds
+// out for itself what follows, but for the beginning; busy multiplying too, it looks less far ahead.
+template <class W, int R>
+static Ahead ahead_of(const GemmDenseArgs& args, int64_t panel, int64_t count, Panels some) {
+  constexpr int64_t kRow = kLanes * sizeof(typename W::Stored);
+  constexpr int kPerFloat = sizeof(float) / sizeof(typename W::Stored);
+  constexpr bool kBusy = R * kPerFloat + (kPerFloat > 1) > kIdle;
+  const int64_t next = panel + count < some.end ? panel + count : some.then;
+  const bool fits = count * args.inputs * kRow <= kMostAheadBytes;
+  return {(next - panel) * args.inputs * kRow, kBusy && fits ? args.inputs : kPageBytes / kRow};
+}
+
+template <class W, int R, int P>
+static int64_t few_rows_groups(const GemmDenseArgs& args, int64_t row, int64_t panel, Panels some) {
+  for (; panel + P <= some.end; panel += P) {
+    few_rows_panels<W, R, P>(args, row, panel, ahead_of<W, R>(args, panel, P, some));
+  }
+  return panel;
+}
+
+// What is less than a group of panels is not worth code for every number of rows.
+template <class W, int R>
+static void few_rows_singly(const GemmDenseArgs& args, int64_t row, int64_t panel, Panels some) {
+  constexpr int kRows = R >= 8 ? 8 : R >= 4 ? 4 : R >= 2 ? 2 : 1;
+  few_rows_groups<W, kRows, 1>(args, row, panel, some);
+  if constexpr (R > kRows) few_rows_singly<W, R - kRows>(args, row + kRows, panel, some);
+}
+
 template <class W, int R>
 static void few_rows_at(const GemmDenseArgs& args, int64_t row, Panels some) {
-  constexpr int P = few_panels(R);
-  const int64_t bytes = args.inputs * kLanes * static_cast<int64_t>(sizeof(typename W::Stored));
-  const auto ahead = [&](int64_t panel, int count) {
-    if (count * bytes > kMostAheadBytes) return kMostAheadBytes / 64;
-    return ((panel + count < some.end ? panel + count : some.then) - panel) * bytes;
-  };
-  int64_t panel = some.begin;
-  for (; panel + P <= some.end; panel += P) few_rows_panels<W, R, P>(args, row, panel, ahead(panel, P));
-  if constexpr (P > 1) {
-    for (; panel < some.end; ++panel) few_rows_panels<W, R, 1>(args, row, panel, ahead(panel, 1));
-  }
+  const int64_t panel = few_rows_groups<W, R, few_panels(R)>(args, row, some.begin, some);
+  if (panel < some.end) few_rows_singly<W, R>(args, row, panel, some);
 }
 
 // Rows [row, end) times some panels.

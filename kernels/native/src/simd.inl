@@ -125,12 +125,11 @@ static inline void halves(F16 a, __m256* low, __m256* high) {
 #endif
 
 static inline F16 load_fp16(const void* p) { return from_fp16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
-// e4m3fn by way of fp16, which has one exponent bit more and the same kind of subnormals. NaN codes give +-480.
-static inline F16 load_e4m3(const void* p) {
-  const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x80)), 8);
-  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x7f)), 7);
-  return from_fp16(_mm256_or_si256(sign, rest)) * F16::set(256.0f);
+// e4m3fn divided by 256: the fp16 numbers of the same exponent and mantissa bits, subnormals among them. NaN codes
+// give +-480 / 256.
+static inline F16 load_e4m3_256th(const void* p) {
+  const __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return from_fp16(_mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<short>(0xbfff))));
 }
 
 // The sum of all lanes, always paired the same way: 8 apart, then 4, 2, 1.
