@@ -17,7 +17,7 @@ static void load_values(const KvSide& side, int64_t at, int64_t scale_at, int64_
       for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(static_cast<int8_t>(bytes[i]));
       break;
     default:
-      widen(bytes, to, count, [](const uint8_t* from) { return load_e4m3(from); });
+      widen(bytes, to, count, [](const uint8_t* from) { return load_e4m3_256th(from) * F16::set(256.0f); });
       for (int64_t i = 0; i < count; ++i) {
         const uint32_t nan = (bytes[i] & 0x7f) == 0x7f ? 0x7fc00000 : 0;
         to[i] = from_bits(bits_of(to[i]) | nan);
@@ -49,10 +49,9 @@ static void kv_convert(const KvConvertArgs& args, Pool& pool) {
     for (int64_t i = 0; i < inner; ++i) {
       const int64_t index[5] = {chunk / sizes[1], chunk % sizes[1], i / (sizes[3] * sizes[4]), i / sizes[4] % sizes[3],
                                 i % sizes[4]};
-      load_values(args.source, place_of(index, args.source.strides), place_of(index, args.source.scale_strides), args.dim,
-                  vector.data());
-      store_values(args.to, place_of(index, args.to.strides), place_of(index, args.to.scale_strides), args.dim,
-                   vector.data());
+      const KvSide &from = args.source, &to = args.to;
+      load_values(from, place_of(index, from.strides), place_of(index, from.scale_strides), args.dim, vector.data());
+      store_values(to, place_of(index, to.strides), place_of(index, to.scale_strides), args.dim, vector.data());
     }
   });
 }
