@@ -119,10 +119,11 @@ def load(config: EngineConfig) -> LoadedModel:
         torch.set_num_threads(config.threads)  # loading, too, is shared out
     path = locate(config.model)
     loaded = _load_gguf(config, path, ops) if path.is_file() else _load_folder(config, path, ops)
-    if config.threads and ops.name == "native":
+    if config.threads and loaded.backend == "native":
         native.configure(config.threads, config.cpus or None)
         torch.set_num_threads(1)  # its threads would get in the way of ours
-    log.info("loaded %s: %s kernels, %.0f MB of weights", config.model, ops.name, loaded.weights_bytes / 1e6)
+    megabytes = loaded.weights_bytes / 1e6
+    log.info("loaded %s: %s kernels, %.0f MB of weights", config.model, loaded.backend, megabytes)
     return loaded
 
 
@@ -139,12 +140,13 @@ def _load_folder(config: EngineConfig, path: Path, ops: Ops) -> LoadedModel:
         return _decoder(config, path, source, decoder, ops)
     from baton.engine.models.hooked_load import load_hooked  # brings transformers' modelling code in
 
+    _check_hooked(config, hf_config.model_type)
     model, facts = load_hooked(path, hf_config, config.torch_dtype)
     return LoadedModel(
         config=config,
         path=path,
         model=model,
-        backend=ops.name,
+        backend="torch",
         weights_bytes=facts.weights_bytes,
         architecture=hf_config.model_type,
         vocab_size=facts.vocab_size,
@@ -157,6 +159,19 @@ def _load_folder(config: EngineConfig, path: Path, ops: Ops) -> LoadedModel:
         tokenizer_digest=tokenizer_digest(path),
         geometry=facts.geometry,
     )
+
+
+def _check_hooked(config: EngineConfig, kind: str) -> None:
+    """InvalidArgument: a setting that transformers' own modelling code cannot follow."""
+    for field, asked, possible in (
+        ("quantization", config.quantization, ("auto", "none")),
+        ("backend", config.backend, ("auto", "torch")),
+        ("device", config.torch_device.type, ("cpu",)),
+    ):
+        if asked not in possible:
+            raise InvalidArgument(
+                f"{kind} is run by transformers' own code: {' or '.join(possible)}, not {asked}", field=field
+            )
 
 
 def _naming(path: Path, read: Callable[[], _T]) -> _T:

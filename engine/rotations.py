@@ -22,18 +22,14 @@ class Rotations:
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """positions: [tokens] int64 on the CPU."""
         there = positions.to(self._device)
-        return Rotation(*(part.index_select(0, there) for part in self._upto(positions)))
+        table = self.upto(int(positions.max()) + 1)
+        return Rotation(*(part.index_select(0, there) for part in table))
 
-    def into(self, out: Rotation, positions: torch.Tensor) -> None:
-        """The same, into the first rows of `out`, which has room for more."""
-        for part, table in zip(out, self._upto(positions), strict=True):
-            torch.index_select(table, 0, positions, out=part[: len(positions)])
-
-    def _upto(self, positions: torch.Tensor) -> Rotation:
-        """Of these positions and all before them."""
-        needed, size = int(positions.max()) + 1, len(self._table.cos)
-        if needed > size:
-            self._table = self._made(max(2 * size, 1 << (needed - 1).bit_length()))
+    def upto(self, positions: int) -> Rotation:
+        """Of at least the first so many positions."""
+        size = len(self._table.cos)
+        if positions > size:
+            self._table = self._made(max(2 * size, 1 << (positions - 1).bit_length()))
         return self._table
 
     def _made(self, positions: int) -> Rotation:

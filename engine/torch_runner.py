@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from baton.core.batch import Batch, Row, RowOutput, StepOutput, TokenLogprobs
@@ -42,9 +43,10 @@ class TorchRunner:
         if batch.tokens:
             spans = [RowSpan(row.start, row.length, row.block_table) for row in rows]
             plan = make_plan(spans, self.pool.shape.block_size, self._dtype, batch.shared)
-            token_ids = torch.tensor([t for row in rows for t in row.token_ids], dtype=torch.int64)
+            token_ids = np.array([t for row in rows for t in row.token_ids], dtype=np.int64)
+            places = np.array(wanted.tokens, dtype=np.int64)
             entered = time.perf_counter()
-            hidden = self._model.forward(token_ids, plan, self.pool, torch.tensor(wanted.tokens).long())
+            hidden = self._model.forward(token_ids, plan, self.pool, places)
             forward_s = time.perf_counter() - entered
         prompt_logprobs, seconds = self._prompt_logprobs(rows, wanted, hidden)
         forward_s += seconds
@@ -99,9 +101,11 @@ class TorchRunner:
 
     def _logits(self, hidden: torch.Tensor, places: Sequence[int]) -> tuple[torch.Tensor, float]:
         entered = time.perf_counter()
-        logits = self._model.logits(
-            hidden[places[0] : places[-1] + 1] if _consecutive(places) else hidden[list(places)]
-        )
+        if len(places) == len(hidden):  # all of them, then, in order
+            states = hidden
+        else:
+            states = hidden[places[0] : places[-1] + 1] if _consecutive(places) else hidden[list(places)]
+        logits = self._model.logits(states)
         return logits, time.perf_counter() - entered
 
 

@@ -21,6 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from baton.engine.kv_pool import KvPool
+from baton.engine.models.base import Ids
 from baton.kernels.attention import AttentionParams, AttentionPlan, attention, write_kv
 
 NAME = "baton_paged"
@@ -127,11 +128,9 @@ class HookedModel:
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
     @torch.inference_mode()
-    def forward(
-        self, token_ids: torch.Tensor, plan: AttentionPlan, pool: KvPool, wanted: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, token_ids: Ids, plan: AttentionPlan, pool: KvPool, wanted: Ids) -> torch.Tensor:
         with entered(Step(plan, pool)):
-            return self._hidden(token_ids, plan.positions)[wanted]
+            return self._hidden(torch.from_numpy(token_ids), plan.positions)[torch.from_numpy(wanted)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -113,7 +114,7 @@ def _try(model: HookedModel, facts: HookedFacts, dtype: torch.dtype) -> None:
     edges = (0, _TRIED_FIRST, _TRIED_TOKENS - 1, _TRIED_TOKENS)
     for start, end in pairwise(edges):
         plan = make_plan([RowSpan(start, end - start, table)], _TRIED_BLOCK, dtype)
-        hidden = model.forward(tokens[start:end], plan, pool, torch.tensor([end - start - 1]))
+        hidden = model.forward(tokens[start:end].numpy(), plan, pool, np.array([end - start - 1]))
     paged = model.logits(hidden)[0].log_softmax(-1)
     difference = float((paged - _dense(model.model, tokens)).abs().max())
     if not difference <= _TOLERANCE[dtype]:

@@ -7,6 +7,7 @@ import torch
 
 from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
+from baton.engine.models.base import Ids
 from baton.engine.models.decoder import Decoder, Mlp, Moe
 from baton.engine.rotations import Rotations
 from baton.kernels.attention import AttentionParams, AttentionPlan
@@ -29,12 +30,10 @@ class LlamaModel:
         self._attention = tuple(AttentionParams(config.scale, window) for window in config.windows)
 
     @torch.inference_mode()
-    def forward(
-        self, token_ids: torch.Tensor, plan: AttentionPlan, pool: KvPool, wanted: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, token_ids: Ids, plan: AttentionPlan, pool: KvPool, wanted: Ids) -> torch.Tensor:
         ops, config = self._ops, self.config
-        hidden = self.decoder.embedding.rows(token_ids.to(self._device)).to(self._dtype)
-        wanted = wanted.to(self._device)
+        ids, places = (torch.from_numpy(part).to(self._device) for part in (token_ids, wanted))
+        hidden = self.decoder.embedding.rows(ids).to(self._dtype)
         rotation = self._rotations(plan.positions)
         slots = Slots(plan.blocks.to(self._device), plan.offsets.to(self._device))
         last = config.layers - 1
@@ -46,11 +45,11 @@ class LlamaModel:
             ops.rotate_and_store(qkv, rotation, kv_layer, slots, layer.qk_norm)
             if index == last:
                 # Nothing but the wanted tokens' states is read after the last layer's KV is written.
-                if not len(wanted):
+                if not len(places):
                     return hidden[:0]
-                hidden = hidden[wanted]
+                hidden = hidden[places]
             mixed = ops.attention(qkv[:, : config.heads], kv_layer, plan, self._attention[index]).flatten(1)
-            hidden += layer.out(mixed if index < last else mixed[wanted])
+            hidden += layer.out(mixed if index < last else mixed[places])
             hidden += self._mlp(ops.rms_norm(hidden, layer.mlp_norm, config.norm_eps), layer.mlp)
         return ops.rms_norm(hidden, self.decoder.norm, config.norm_eps)
 

@@ -1,8 +1,8 @@
 """The decoder of `llama` recorded as programs of native calls: a step costs Python two foreign calls, however
 many layers there are, and allocates nothing but what is small.
 
-A program is recorded over buffers for so many tokens, into which each step's inputs are put. A step of more
-tokens, or over another pool, is recorded anew, with room to spare: rare, and a matter of milliseconds.
+A program is recorded over buffers for so many tokens and positions, into which each step's inputs are put. A
+step of more, or over another pool, is recorded anew, with room to spare: rare, and a matter of milliseconds.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import torch
 
 from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
+from baton.engine.models.base import Ids
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.recorded_mlp import compiled
-from baton.engine.models.recording import HeadRecording, Recording
+from baton.engine.models.recording import HeadRecording, Recording, Rows, longest
 from baton.engine.rotations import Rotations
 from baton.kernels.attention import AttentionPlan
 
@@ -28,24 +29,30 @@ class RecordedModel:
         self.decoder = decoder
         self._rotations = Rotations(config.rope, torch.float32, torch.device("cpu"))
         self._recording: Recording | None = None
-        self._head: HeadRecording | None = None
+        self._head: HeadRecording | None = None  # over what the recording makes
+        self._other_head: HeadRecording | None = None  # over any other states
 
-    def forward(
-        self, token_ids: torch.Tensor, plan: AttentionPlan, pool: KvPool, wanted: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, token_ids: Ids, plan: AttentionPlan, pool: KvPool, wanted: Ids) -> torch.Tensor:
         recording = self._recording
-        if recording is None or recording.pool is not pool or recording.capacity < len(token_ids):
+        if recording is None or not recording.fits(pool, plan):
             self._recording = None  # its buffers go before the next ones come
             capacity = _room(len(token_ids), 0 if recording is None else recording.capacity)
-            recording = Recording(self.config, self.decoder, pool, self._rotations, capacity)
+            rotation = self._rotations.upto(longest(plan))
+            recording = Recording(self.config, self.decoder, pool, rotation, capacity)
             self._recording = recording
         return recording.run(token_ids, plan, wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        head = self._head
-        if head is None or head.capacity < len(hidden):
-            head = self._head = HeadRecording(compiled(self.decoder.head), _room(len(hidden), 0, least=1))
-        return head.run(hidden)
+        rows, recording, head = len(hidden), self._recording, compiled(self.decoder.head)
+        if recording is not None and recording.final.upto(rows) is hidden:
+            if self._head is None or not self._head.fits(recording.final, rows):
+                self._head = HeadRecording(head, recording.final, _room(rows, 0, least=1))
+            return self._head.run(rows)
+        if self._other_head is None or self._other_head.capacity < rows:
+            capacity = _room(rows, 0, least=1)
+            self._other_head = HeadRecording(head, Rows(torch.empty(capacity, hidden.shape[1])), capacity)
+        self._other_head.source.upto(rows).copy_(hidden)
+        return self._other_head.run(rows)
 
 
 def _room(tokens: int, before: int, least: int = _LEAST_TOKENS) -> int:

@@ -8,9 +8,9 @@ import torch
 
 from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
+from baton.engine.models.base import Ids
 from baton.engine.models.decoder import Decoder, DecoderLayer
 from baton.engine.models.recorded_mlp import RecordedMlps, compiled
-from baton.engine.rotations import Rotations
 from baton.kernels.attention import AttentionParams, AttentionPlan
 from baton.kernels.attention import native as attention
 from baton.kernels.attention.native import NativePlan
@@ -23,52 +23,73 @@ from baton.kernels.rope import Rotation, Slots
 from baton.kernels.rope import native as rope
 
 
+class Rows:
+    """A buffer, and views of its first rows: made once each, since after a step's kernels a torch call finds
+    the caches empty."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.buffer = buffer
+        self._views: dict[int, torch.Tensor] = {}
+
+    def upto(self, rows: int) -> torch.Tensor:
+        view = self._views.get(rows)
+        if view is None:
+            view = self._views[rows] = self.buffer[:rows]
+        return view
+
+
 class Recording:
-    """A decoder over one pool, for steps of up to `capacity` tokens."""
+    """A decoder over one pool, for steps of up to `capacity` tokens at positions that `table` covers."""
 
     def __init__(
-        self, config: DecoderConfig, decoder: Decoder, pool: KvPool, rotations: Rotations, capacity: int
+        self, config: DecoderConfig, decoder: Decoder, pool: KvPool, table: Rotation, capacity: int
     ) -> None:
         self.pool = pool
         self.capacity = capacity
         self._config = config
-        self._rotations = rotations
+        self._table = table
         self._tokens, self._wanted = Counter(), Counter()
-        self._ids, blocks, offsets, self._places = (
-            torch.zeros(capacity, dtype=torch.int64) for _ in range(4)
+        self._ids, self._positions, blocks, offsets, self._places = (
+            torch.zeros(capacity, dtype=torch.int64) for _ in range(5)
         )
+        # The same memory, through which it is filled.
+        self._inputs = [part.numpy() for part in (self._ids, self._positions, blocks, offsets, self._places)]
         self._rotation = Rotation(*(torch.empty(capacity, 1, config.head_dim) for _ in range(2)))
         self._slots = Slots(blocks, offsets)
         self._plan = NativePlan()
         heads = config.heads + 2 * config.kv_heads
         self._qkv = torch.empty(capacity, heads, config.head_dim)
-        self._hidden, self._normed, self._tail, self._final = (
-            torch.empty(capacity, config.hidden_size) for _ in range(4)
-        )
+        self._hidden, self._normed, self._tail = (torch.empty(capacity, config.hidden_size) for _ in range(3))
+        self.final = Rows(torch.empty(capacity, config.hidden_size))
         self._mixed, self._tail_mixed = (
             torch.empty(capacity, config.heads * config.head_dim) for _ in range(2)
         )
         self._mlps = RecordedMlps(decoder, capacity)
         self._program = Program(self._calls(decoder))
 
-    def run(self, token_ids: torch.Tensor, plan: AttentionPlan, wanted: torch.Tensor) -> torch.Tensor:
+    def fits(self, pool: KvPool, plan: AttentionPlan) -> bool:
+        enough = plan.tokens <= self.capacity and longest(plan) <= len(self._table.cos)
+        return pool is self.pool and enough
+
+    def run(self, token_ids: Ids, plan: AttentionPlan, wanted: Ids) -> torch.Tensor:
         """[len(wanted), hidden], normed for the head."""
         tokens, count = len(token_ids), len(wanted)
-        self._ids[:tokens] = token_ids
-        self._rotations.into(self._rotation, plan.positions)
-        self._slots.blocks[:tokens] = plan.blocks
-        self._slots.offsets[:tokens] = plan.offsets
-        self._places[:count] = wanted
+        ids, positions, blocks, offsets, places = self._inputs
+        ids[:tokens] = token_ids
+        positions[:tokens], blocks[:tokens], offsets[:tokens] = plan.places
+        places[:count] = wanted
         self._tokens.value, self._wanted.value = tokens, count
         self._plan.update(plan)
         self._program()
-        return self._final[:count]
+        return self.final.upto(count)
 
     def _calls(self, decoder: Decoder) -> Iterator[Call]:
         eps = self._config.norm_eps
         tokens, wanted = self._tokens, self._wanted
         hidden, normed, tail = self._hidden, self._normed, self._tail
         yield compiled(decoder.embedding).rows_call(self._ids, hidden, tokens)
+        for table, looked_up in zip(self._table, self._rotation, strict=True):
+            yield embedding.call(self._positions, table.flatten(1), looked_up.flatten(1), tokens)
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
             yield rms_norm.call(hidden, layer.attn_norm, eps, normed, tokens)
@@ -82,7 +103,7 @@ class Recording:
             yield compiled(layer.out).call(mixed, hidden, rows, residual=True)
             yield rms_norm.call(hidden, layer.mlp_norm, eps, normed, rows)
             yield from self._mlps.calls(layer.mlp, normed, hidden, rows)
-        yield rms_norm.call(hidden, decoder.norm, eps, self._final, wanted)
+        yield rms_norm.call(hidden, decoder.norm, eps, self.final.buffer, wanted)
 
     def _attend(self, index: int, layer: DecoderLayer) -> Iterator[Call]:
         config, kv_layer, qkv = self._config, self.pool.layer(index), self._qkv
@@ -93,20 +114,26 @@ class Recording:
         yield attention.call(qkv[:, : config.heads], kv_layer, self._plan, params, mixed)
 
 
+def longest(plan: AttentionPlan) -> int:
+    """Positions that the step reaches."""
+    return max(span.context for span in plan.spans)
+
+
 class HeadRecording:
-    """The product with the head, for up to `capacity` rows."""
+    """The product of what `source` holds with the head, for up to `capacity` rows."""
 
-    def __init__(self, head: NativeLinear, capacity: int) -> None:
+    def __init__(self, head: NativeLinear, source: Rows, capacity: int) -> None:
         self.capacity = capacity
+        self.source = source
         self._rows = Counter()
-        self._hidden = torch.empty(capacity, head.in_features)
-        self._logits = torch.empty(capacity, head.out_features)
-        self._program = Program([head.call(self._hidden, self._logits, self._rows)])
+        self._logits = Rows(torch.empty(capacity, head.out_features))
+        self._program = Program([head.call(source.buffer[:capacity], self._logits.buffer, self._rows)])
 
-    def run(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] to [rows, vocab]."""
-        rows = len(hidden)
-        self._hidden[:rows] = hidden
+    def fits(self, source: Rows, rows: int) -> bool:
+        return source is self.source and rows <= self.capacity
+
+    def run(self, rows: int) -> torch.Tensor:
+        """[rows, vocab]: of the source's first rows."""
         self._rows.value = rows
         self._program()
-        return self._logits[:rows]
+        return self._logits.upto(rows)

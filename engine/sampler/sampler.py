@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -12,7 +13,9 @@ from baton.engine.sampler.logprobs import token_logprobs
 from baton.engine.sampler.noise import uniform
 from baton.kernels.backend import Sampling, host_sampling
 from baton.kernels.logits import LogitEdits
-from baton.kernels.sample import NO_TOKEN, params
+from baton.kernels.sample import NO_TOKEN, VOCAB_LIMIT, SampleParams, params
+
+_GREEDY = (0.0, 0, 1.0, 0.0, 0.0)
 
 __all__ = ["NO_TOKEN", "Sampler"]
 
@@ -26,11 +29,12 @@ class Sampler:
 
     def __init__(self, vocab_size: int, kernels: Sampling | None = None) -> None:
         """vocab_size: ids that exist. Logits may be wider (padded weights); the rest is never looked at.
-        kernels: None: the host's."""
+        kernels: None: the host's. ValueError: more ids than they can sum up."""
+        if vocab_size >= VOCAB_LIMIT:
+            raise ValueError(f"a vocabulary of {vocab_size} is not below {VOCAB_LIMIT}")
         self.vocab_size = vocab_size
         self._kernels = kernels or host_sampling()
 
-    @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[tuple[int, TokenLogprobs | None]]:
         """One (token id, logprobs if asked for) per row. logits: [len(rows), >= vocab_size].
 
@@ -41,21 +45,9 @@ class Sampler:
             return []
         table = self._table(logits)
         edits = {i: RowEdits(row) for i, row in enumerate(rows) if has_edits(row)}
-        before = self._apply(table, edits) if edits else None
-        chosen: list[int] = self._kernels.sample(table, params([_param(row) for row in rows])).tolist()
-        if before is not None:
-            table[before[0].rows, before[0].ids] = before[1]
-        wanted = {
-            i: row.sampling.logprobs
-            for i, row in enumerate(rows)
-            if row.sampling.logprobs is not None and chosen[i] != NO_TOKEN
-        }
-        part = table if len(wanted) == len(rows) else table[list(wanted)]
-        told = self._told(part, [chosen[i] for i in wanted], list(wanted.values()))
-        by_row = dict(zip(wanted, told, strict=True))
-        return [(token_id, by_row.get(i)) for i, token_id in enumerate(chosen)]
+        chosen = self._edited(table, edits, rows) if edits else self._choose(table, rows)
+        return list(zip(chosen, self._logprobs(table, rows, chosen), strict=True))
 
-    @torch.inference_mode()
     def prompt_logprobs(
         self, logits: torch.Tensor, next_ids: Sequence[int], k: int
     ) -> tuple[TokenLogprobs, ...]:
@@ -64,6 +56,35 @@ class Sampler:
         logits: [len(next_ids), >= vocab_size]. A position with NaN gives LOGPROB_FLOOR and an empty list.
         """
         return tuple(self._told(self._table(logits), next_ids, [k] * len(next_ids)))
+
+    def _choose(self, table: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+        greedy = all(row.sampling.greedy for row in rows)
+        wanted = _all_greedy(len(rows)) if greedy else params([_param(row) for row in rows])
+        chosen: list[int] = self._kernels.sample(table, wanted).tolist()
+        return chosen
+
+    @torch.inference_mode()
+    def _edited(self, table: torch.Tensor, edits: dict[int, RowEdits], rows: Sequence[Row]) -> list[int]:
+        """The choice from an edited table, which is then as before."""
+        entries, before = self._apply(table, edits)
+        chosen = self._choose(table, rows)
+        table[entries.rows, entries.ids] = before
+        return chosen
+
+    def _logprobs(
+        self, table: torch.Tensor, rows: Sequence[Row], chosen: Sequence[int]
+    ) -> Sequence[TokenLogprobs | None]:
+        wanted = {
+            i: row.sampling.logprobs
+            for i, row in enumerate(rows)
+            if row.sampling.logprobs is not None and chosen[i] != NO_TOKEN
+        }
+        if not wanted:
+            return [None] * len(rows)
+        part = table if len(wanted) == len(rows) else table[list(wanted)]
+        told = self._told(part, [chosen[i] for i in wanted], list(wanted.values()))
+        by_row = dict(zip(wanted, told, strict=True))
+        return [by_row.get(i) for i in range(len(rows))]
 
     def _told(
         self, table: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]
@@ -74,12 +95,14 @@ class Sampler:
         return token_logprobs(table, survey, token_ids, counts)
 
     def _table(self, logits: torch.Tensor) -> torch.Tensor:
-        """fp32, padding cut off, each row's memory its own. A view where the logits are that already."""
-        table = logits.detach()[:, : self.vocab_size].float()
-        if self._kernels.on_host:
+        """fp32, padding cut off, rows contiguous and apart. A view where the logits are that already."""
+        table = logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size]
+        if table.dtype is not torch.float32 or table.requires_grad:
+            table = table.detach().float()
+        if self._kernels.on_host and table.device.type != "cpu":
             table = table.cpu()
-        overlap = len(table) > 1 and table.stride(0) < self.vocab_size
-        return table.clone(memory_format=torch.contiguous_format) if overlap else table
+        apart = table.stride(1) == 1 and (len(table) == 1 or table.stride(0) >= self.vocab_size)
+        return table if apart else table.clone(memory_format=torch.contiguous_format)
 
     def _apply(self, table: torch.Tensor, edits: dict[int, RowEdits]) -> tuple[LogitEdits, torch.Tensor]:
         """Edit the table; the entries, and what the table held there before."""
@@ -97,10 +120,16 @@ class Sampler:
         return entries, before
 
 
+@cache
+def _all_greedy(rows: int) -> SampleParams:
+    """What most steps want, made once: after a step's kernels the caches are empty, torch's calls dear."""
+    return params([_GREEDY] * rows)
+
+
 def _param(row: Row) -> tuple[float, int, float, float, float]:
     sampling = row.sampling
     if sampling.greedy:
-        return 0.0, 0, 1.0, 0.0, 0.0
+        return _GREEDY
     noise = uniform(sampling.seed, len(row.history) - row.prompt_len)
     return sampling.temperature, max(0, sampling.top_k), sampling.top_p, sampling.min_p, noise
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -54,7 +55,8 @@ class AttentionPlan:
         0, the null block), all tables one after the other.
     order, shared_starts, shared_ends: [rows] see `Order`: which neighbours share blocks.
     packed: [7 * rows + len(tables)] what the seven arrays by row and `tables` are views of, in this order.
-    positions, blocks, offsets: [tokens] torch int64: each token's position and where its KV goes.
+    places: three [tokens]: each token's position, and the block and the offset in it where its KV goes;
+        positions, blocks, offsets: the same as torch tensors.
     derived: what a backend derives from the plan at its first use, kept for the step's other layers.
     """
 
@@ -102,8 +104,20 @@ class AttentionPlan:
             tables = np.repeat(self.table_starts, self.lengths)
         blocks = self.tables[tables + positions // self.block_size]
         offsets = positions % self.block_size
-        self.positions, self.blocks, self.offsets = map(torch.from_numpy, (positions, blocks, offsets))
+        self.places = (positions, blocks, offsets)
         self.only_slot = (int(blocks[0]), int(offsets[0])) if self.tokens == 1 else None
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        return torch.from_numpy(self.places[0])
+
+    @cached_property
+    def blocks(self) -> torch.Tensor:
+        return torch.from_numpy(self.places[1])
+
+    @cached_property
+    def offsets(self) -> torch.Tensor:
+        return torch.from_numpy(self.places[2])
 
     def table(self, row: int) -> np.ndarray:
         """The row's block table, as far as its context goes."""

@@ -44,13 +44,22 @@ def _driver(loaded: LoadedModel, chunk: int, sampling: SamplingParams = GREEDY) 
     )
 
 
-@pytest.mark.parametrize(("block_size", "chunk"), [(1, 5), (4, 5), (4, 64), (16, 5), (16, 64)])
+# With the kernels that run here by default, and with those that run anywhere.
+@pytest.mark.parametrize(
+    ("backend", "block_size", "chunk"),
+    [("auto", 1, 5), ("auto", 4, 5), ("auto", 4, 64), ("auto", 16, 64), ("torch", 4, 5), ("torch", 16, 64)],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_the_dense_model(
-    variant: str, block_size: int, chunk: int, models: dict, tmp_path_factory: pytest.TempPathFactory
+    variant: str,
+    backend: str,
+    block_size: int,
+    chunk: int,
+    models: dict,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder, reference = _model(variant, models, tmp_path_factory)
-    loaded = load(EngineConfig(str(folder), block_size=block_size))
+    loaded = load(EngineConfig(str(folder), block_size=block_size, backend=backend))
     assert isinstance(loaded.model, HookedModel) == (variant in HOOKED)
     for prompt, got in zip(PROMPTS, _driver(loaded, chunk).generate(PROMPTS, NEW_TOKENS), strict=True):
         want = reference.greedy(prompt, NEW_TOKENS)
