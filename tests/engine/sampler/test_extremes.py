@@ -132,3 +132,15 @@ def test_overflowed_logits_share_the_choice() -> None:
 
 def test_no_rows() -> None:
     assert SAMPLER(torch.empty(0, VOCAB), []) == []
+
+
+def test_a_vocabulary_whose_weights_could_overflow_their_sum_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocabulary of 524288"):
+        Sampler(1 << 19)
+
+
+def test_one_row_of_a_transposed_product() -> None:
+    """What torch's skinny products return: neither rows nor columns side by side."""
+    logits = torch.zeros(VOCAB, 2)
+    logits[77, 0], logits[78, 1] = 5.0, 5.0
+    assert SAMPLER(logits[:, :1].t(), [row(SamplingParams(temperature=0.0))])[0][0] == 77
