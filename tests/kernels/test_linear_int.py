@@ -200,4 +200,4 @@ def test_strided_rows_from_the_first_wanted_on_and_none_else() -> None:
 
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8.25), ("q4_0", 4.5), ("q4_1", 5.0), ("nvfp4", 5.0)])
 def test_memory_is_codes_and_scales(name: str, bits: float) -> None:
-    assert prepare(quantized(name, noise(256, 576))).nbytes * 8 <= 256 * 576 * (bits + 0.01)
+    assert prepare(quantized(name, noise(256, 576))).nbytes * 8 <= 256 * 576 * (bits + 0.05)

@@ -7,10 +7,11 @@ static int64_t step_bytes(const IntWeight& weight) {
   return weight.kind == IntCodes::int8 ? Int8Codes::kStepBytes : Int4Codes::kStepBytes;
 }
 
-// Chunks of some 10 us, in units of `unit` (rows or panels), of which each costs so many cycles.
-static int64_t chunk_size(int64_t unit, double cycles) {
-  constexpr double kCycles = 30e3;
-  return unit * std::max<int64_t>(1, static_cast<int64_t>(kCycles / cycles));
+// How many of `units` equal pieces make a chunk, if all take so many cycles: less than 10 us are not worth sharing, and
+// chunks of 3 us even out what threads are held up.
+static int64_t chunk_size(int64_t units, double cycles) {
+  const auto chunks = cycles < 30e3 ? 1 : static_cast<int64_t>(cycles / 10e3);
+  return std::max<int64_t>(1, (units + chunks - 1) / chunks);
 }
 
 template <class Form>
@@ -25,7 +26,7 @@ static Activations round_rows(const GemmIntArgs& args, const float* x, const Til
   to.scales = reinterpret_cast<BlockScale*>(memory);
   to.sums = reinterpret_cast<float*>(memory + scales_bytes);
   const float largest = weight.narrow ? Narrow::kLargest : Wide::kLargest;
-  const int64_t per_chunk = chunk_size(1, static_cast<double>(kMostRows * weight.steps) * kStep);
+  const int64_t per_chunk = chunk_size(tiles.count(), static_cast<double>(rows * weight.steps) * kStep);
   pool.run((tiles.count() + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
     const int64_t end = std::min(tiles.count(), (chunk + 1) * per_chunk);
     for (int64_t tile = chunk * per_chunk; tile < end; ++tile) {
@@ -53,7 +54,7 @@ static void multiply(const GemmIntArgs& args, Pool& pool) {
   // Reading a panel, or multiplying it.
   const double cycles = std::max(static_cast<double>(weight.steps * step_bytes(weight)) / 8,
                                  static_cast<double>(*args.rows * weight.steps * 2 * Form::kUnits));
-  const int64_t per_chunk = chunk_size(1, cycles);
+  const int64_t per_chunk = chunk_size(panels, static_cast<double>(panels) * cycles);
   pool.run((panels + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
     const int64_t end = std::min(panels, (chunk + 1) * per_chunk);
     for (int64_t panel = chunk * per_chunk; panel < end; ++panel) {

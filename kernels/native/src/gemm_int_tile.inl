@@ -19,10 +19,10 @@ static inline BATON_INLINE void each(const F& f) {
   }(std::make_integer_sequence<int, n>());
 }
 
-// Weights that a few rows wait for are asked for ahead, by so many bytes, where codes, scales and offsets take turns:
-// left to itself the machine reads one stream at full speed, but not several.
-constexpr int kCodesAhead = 4096, kScalesAhead = 1024;
-constexpr int kFewRows = 4;
+// Codes that a few rows wait for are asked for so many bytes ahead, where scales and offsets lie between: the machine
+// alone reads one stream at full speed, but not several. Codes of 8 bits outweigh what else there is.
+constexpr int kAheadBytes = 4096;
+constexpr int kFewRows = 8;
 
 // Exact sums of a block's products.
 template <class Codes, class Form, int kRows>
@@ -32,7 +32,7 @@ static inline BATON_INLINE void block_sums(const uint8_t* codes, const int32_t* 
   units += begin * 2 * kUnits * kRows;
   for (int64_t step = begin; step < end; ++step) {
     const uint8_t* at = codes + step * Codes::kStepBytes;
-    if constexpr (kRows <= kFewRows && Codes::kStepBytes == 64) _mm_prefetch(at + kCodesAhead, _MM_HINT_T0);
+    if constexpr (kRows <= kFewRows && Codes::kStepBytes == 64) _mm_prefetch(at + kAheadBytes, _MM_HINT_T0);
     each<2>([&](auto quad) BATON_INLINE {
       I16 w[kUnits];
       Form::operands(Codes::template load<quad>(at), w);
@@ -42,15 +42,6 @@ static inline BATON_INLINE void block_sums(const uint8_t* codes, const int32_t* 
     });
     units += 2 * kUnits * kRows;
   }
-}
-
-template <int kRows>
-static inline F16 load_ahead(const void* base, IntScale type, int64_t index) {
-  if constexpr (kRows <= kFewRows) {
-    const int64_t bytes = index * kLanes * (type == IntScale::fp32 ? 4 : 2);
-    _mm_prefetch(static_cast<const char*>(base) + bytes + kScalesAhead, _MM_HINT_T0);
-  }
-  return load_scales(base, type, index);
 }
 
 // What follows the last block: a scale of the whole row, its offset, bias, residual.
@@ -91,10 +82,10 @@ static void multiply_tile(const IntWeight& weight, const TileArgs& tile) {
       continue;
     }
     const int64_t index = tile.panel * weight.groups + block.group;
-    const F16 scale = load_ahead<kRows>(weight.scale, weight.scale_type, index);
+    const F16 scale = load_scales(weight.scale, weight.scale_type, index);
     each<kRows>([&](auto r) BATON_INLINE { y[r] = fma(to_float(acc[r]), scale * F16::set(scales[r].scale), y[r]); });
     if (weight.offset == nullptr) continue;
-    const F16 offset = load_ahead<kRows>(weight.offset, weight.offset_type, index);
+    const F16 offset = load_scales(weight.offset, weight.offset_type, index);
     each<kRows>([&](auto r) BATON_INLINE { y[r] = fma(offset, F16::set(scales[r].sum), y[r]); });
   }
   each<kRows>([&](auto r) BATON_INLINE { finish(weight, tile, r, y[r]); });
