@@ -37,7 +37,7 @@ def factor(form: str) -> float:
 
 @triton.jit
 def decode8(codes, FORMAT: tl.constexpr, DTYPE: tl.constexpr):
-    """Dense values or codes of 8 bits. As float8e4nv, codes stay what they are."""
+    """Codes of 8 bits. As float8e4nv, they stay what they are."""
     if DTYPE == tl.float8e4nv:
         values = codes.to(tl.float8e4nv, bitcast=True)
     else:

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from baton.kernels.linear.triton_codes import decode8, decode_words
 
-_SWIZZLE = tl.constexpr(8)  # tiles of rows that share a weight while it is in the cache
+_BAND = tl.constexpr(8)
 
 
 @triton.jit
@@ -67,7 +67,12 @@ def linear_kernel(
     WORDS: tl.constexpr = TILE_K // (2 * SLICES)
     FLUSH: tl.constexpr = SLICE_K if SCALING == "slice" else TILE_K
     pid = tl.program_id(0)
-    tile_r, tile_o = tl.swizzle2d(pid // out_tiles, pid % out_tiles, row_tiles, out_tiles, _SWIZZLE)
+    # Tiles of rows that share a weight come together, while it is in the cache.
+    band = pid // (_BAND * out_tiles) * _BAND
+    in_band = pid % (_BAND * out_tiles)
+    size = tl.minimum(row_tiles - band, _BAND)
+    tile_r = band + in_band % size
+    tile_o = in_band // size
     out = tile_o * TILE_O + tl.arange(0, TILE_O)
     out_there = out < OUTPUTS
     safe_out = tl.minimum(out, OUTPUTS - 1)  # what is read instead is never stored
@@ -112,7 +117,14 @@ def linear_kernel(
             else:
                 x = tl.load(x_rows_ptr + k[:, None], mask=(k < INPUTS)[:, None], other=0)
             x = decode8(x, FORMAT, DOT) if ROUNDED == "fp8" else x.to(DOT)
-            w = decode8(codes, FORMAT, DOT) if SLICES == 1 else decode_words(codes, part, FORMAT, ZERO, DOT)
+            if FORMAT == "dense":
+                w = codes.to(DOT)
+            else:
+                w = (
+                    decode8(codes, FORMAT, DOT)
+                    if SLICES == 1
+                    else decode_words(codes, part, FORMAT, ZERO, DOT)
+                )
             if SCALING == "element":
                 place = (tl.minimum(k, INPUTS - 1) // GROUP)[None, :] * OUTPUTS + safe_out[:, None]
                 scales = tl.load(scale_ptr + place).to(tl.float32) * factor

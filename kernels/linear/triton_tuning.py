@@ -26,7 +26,7 @@ _WORDS_80 = (*_TILES[:3], Tile(128, 64, 8, 3))
 # Exact fp32 products, without tensor cores: for checks, not for speed.
 _EXACT = (Tile(32, 16, 4, 1), Tile(64, 32, 4, 1))
 # The interpreter pays by operation, whatever its size.
-_INTERPRETED = (Tile(32, 8, 1, 1), Tile(64, 32, 1, 1))
+_INTERPRETED = (Tile(128, 8, 1, 1), Tile(128, 32, 1, 1))
 
 
 def tile_for(rows: int, outputs: int, gpu: Gpu, *, words: bool, exact: bool) -> Tile:
