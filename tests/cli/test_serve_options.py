@@ -20,6 +20,16 @@ def test_options_become_settings(cli: Cli, served: list[ClusterConfig]) -> None:
     assert (config.decode.engine.max_running, config.prefill.engine.max_running) == (3, 64)
 
 
+def test_weights_may_be_quantised_by_role(cli: Cli, served: list[ClusterConfig]) -> None:
+    args = ("--dtype", "bfloat16", "--quantization", "int8-w8a8", "--set", "decode.engine.quantization=int4")
+    assert cli("serve", *args).code == 0
+    engines = served[0].prefill.engine, served[0].decode.engine
+    assert [(engine.dtype, engine.quantization) for engine in engines] == [
+        ("bfloat16", "int8-w8a8"),
+        ("bfloat16", "int4"),
+    ]
+
+
 def test_the_type_of_kv_may_differ_by_role(cli: Cli, served: list[ClusterConfig]) -> None:
     assert cli("serve", "--kv-dtype", "fp8", "--set", "prefill.engine.kv_dtype=bfloat16").code == 0
     engines = served[0].prefill.engine, served[0].decode.engine
@@ -83,6 +93,7 @@ def test_an_explicit_flag_wins_also_when_it_says_no(
         (["--prefill", "-1"], "--prefill"),
         (["--port", "70000"], "flag router.port: must be at most 65535, got 70000\n"),
         (["--dtype", "int4"], "flag engine.dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', got "),
+        (["--quantization", "int3"], "flag engine.quantization: must be 'auto', 'none', 'int8', 'int4', "),
         (["--kv-dtype", "fp16"], "flag engine.kv_dtype: must be 'auto', 'float32', 'bfloat16', 'float16', "),
         (["--kv-memory", "lots"], "flag engine.kv_memory: 'lots' is not a size: write bytes as a number"),
         (["--set", "router.port"], "write section.key=value"),

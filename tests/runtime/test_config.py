@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from baton.core.load import Role
+from baton.engine.config import BACKENDS
+from baton.engine.weights.matrix import QUANTIZATIONS
+from baton.runtime import launcher
 from baton.runtime.config import (
     ClusterConfig,
     ConfigError,
@@ -273,6 +277,38 @@ def test_the_effective_form_reads_back_equal(tmp_path: Path) -> None:
     )
     assert from_json(effective_json(config)) == config
     assert load_config(write(tmp_path, effective_json(config))) == config  # JSON is YAML
+
+
+def test_quantisations_and_backends_are_the_engines() -> None:
+    properties = json_schema()["$defs"]["EngineConfig"]["properties"]
+    assert tuple(properties["quantization"]["enum"]) == QUANTIZATIONS
+    assert tuple(properties["backend"]["enum"]) == BACKENDS
+
+
+@pytest.mark.parametrize(
+    ("threads", "counts", "want"),
+    [
+        (1, (1, 1, 0), {"prefill": [(0,)], "decode": [(1,)]}),
+        (2, (1, 1, 0), {"prefill": [(0, 1)], "decode": [(2, 3)]}),
+        (1, (1, 2, 1), {"prefill": [(0,)], "decode": [(1,), (2,)], "both": [(3,)]}),
+        (2, (1, 2, 0), {"prefill": [()], "decode": [(), ()]}),
+    ],
+)
+def test_each_node_has_cores_of_its_own_while_there_are_enough(
+    threads: int,
+    counts: tuple[int, ...],
+    want: dict[str, list[tuple[int, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 2, 1, 0})
+    names = ("prefill", "decode", "both")
+    flags = {f"{name}.count": count for name, count in zip(names, counts, strict=True)}
+    config = load_config(flags=flags | {"engine.threads": threads})
+    for name, cpus in want.items():
+        assert [launcher.cpus_of(config, Role(name), i) for i in range(len(cpus))] == cpus
+    apart = load_config(flags={"engine.pin": False})
+    assert launcher.cpus_of(apart, Role.PREFILL, 0) == ()
 
 
 def test_the_schema_lists_every_key_with_its_meaning() -> None:
