@@ -54,10 +54,13 @@ def _bound(weight: QuantizedWeight, x: torch.Tensor) -> torch.Tensor:
     return bound
 
 
-def _agrees(weight: QuantizedWeight, x: torch.Tensor, got: torch.Tensor, plus: torch.Tensor) -> bool:
+def _agrees(weight: QuantizedWeight, x: torch.Tensor, got: torch.Tensor, *plus: torch.Tensor) -> bool:
+    """plus: what was added to the product."""
     seen = reference.round_activations(x, weight)
-    want = seen.double() @ dequantize(weight, torch.float64).T + plus.double()
-    return bool(((got - want).abs() <= _bound(weight, seen) + plus.abs() * 2**-22).all())
+    want, bound = seen.double() @ dequantize(weight, torch.float64).T, _bound(weight, seen)
+    for term in plus:
+        want, bound = want + term, bound + term.abs() * 2**-22
+    return bool(((got - want).abs() <= bound).all())
 
 
 @settings(max_examples=60)
@@ -80,8 +83,7 @@ def test_against_fp64(
     got = before.clone()
     call = prepare(weight, bias).call(x, got, native.Counter(rows), residual=residual)
     native.run(call.op, call.args)
-    plus = (before if residual else torch.zeros_like(before)) + (0 if bias is None else bias)
-    assert _agrees(weight, x, got, plus)
+    assert _agrees(weight, x, got, *([before] if residual else []), *([] if bias is None else [bias]))
 
 
 @pytest.mark.parametrize("kind", [Codes.INT4, Codes.INT8])
@@ -92,7 +94,7 @@ def test_groups_that_do_not_divide(kind: Codes, symmetric: bool, group: int | No
     for out, inputs in ((160, 96), (96, 160), (96, 40), (331, 96)):
         scheme = WeightScheme(kind, group, symmetric, activations=activations)  # type: ignore[arg-type]
         weight, x = quantize(noise(out, inputs), scheme), noise(5, inputs, seed=1)
-        assert _agrees(weight, x, prepare(weight)(x), torch.zeros(()))
+        assert _agrees(weight, x, prepare(weight)(x))
 
 
 @pytest.mark.parametrize("name", FORMATS)

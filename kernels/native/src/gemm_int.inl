@@ -25,18 +25,15 @@ static Activations round_rows(const GemmIntArgs& args, const float* x, const Til
   auto* memory = static_cast<char*>(pool.scratch(1, scales_bytes + rows * sizeof(float)));
   to.scales = reinterpret_cast<BlockScale*>(memory);
   to.sums = reinterpret_cast<float*>(memory + scales_bytes);
-  const float largest = weight.narrow ? Narrow::kLargest : Wide::kLargest;
   const int64_t per_chunk = chunk_size(tiles.count(), static_cast<double>(rows * weight.steps) * kStep);
   pool.run((tiles.count() + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
     const int64_t end = std::min(tiles.count(), (chunk + 1) * per_chunk);
     for (int64_t tile = chunk * per_chunk; tile < end; ++tile) {
       const int64_t first = tiles.first(tile);
       const int size = tiles.size(tile);
-      int32_t* units = to.units + first * to.row_units;
-      BlockScale* scales = to.scales + first * weight.block_count;
-      for (int lane = 0; lane < size; ++lane) {
-        const float* row = x + (first + lane) * args.x_stride;
-        to.sums[first + lane] = round_row<Form>(weight, row, largest, units + lane, scales + lane, size);
+      Lane lane{to.units + first * to.row_units, to.scales + first * weight.block_count, size};
+      for (int64_t row = first; row < first + size; ++row, ++lane.units, ++lane.scales) {
+        to.sums[row] = round_row<Form>(weight, x + row * args.x_stride, lane);
       }
     }
   });

@@ -82,14 +82,21 @@ static inline void store_units(I16 values, int32_t* to, int64_t stride, int unit
   for (int i = 0; i < units; ++i) to[i * stride] = packed[i];
 }
 
-// Blocks first .. last share a scale: round them. Returns the sum of the rounded values.
+// Where one row goes in its tile.
+struct Lane {
+  int32_t* units;
+  BlockScale* scales;
+  int64_t stride;  // rows of the tile
+};
+
+// Blocks first .. last - 1, which share a scale.
 template <class Form>
-static void round_blocks(const IntWeight& weight, const float* x, int64_t first, int64_t last, float largest,
-                         int32_t* units, BlockScale* scales, int64_t stride) {
+static void round_blocks(const IntWeight& weight, const float* x, int64_t first, int64_t last, const Lane& to) {
   const int32_t greatest =
       greatest_bits(weight, x, weight.blocks[first].begin * kStep, weight.blocks[last - 1].end * kStep);
   float absmax;
   std::memcpy(&absmax, &greatest, sizeof absmax);
+  const float largest = weight.narrow ? Narrow::kLargest : Wide::kLargest;
   const bool finite = greatest < 0x7f800000;
   const float scale = finite ? absmax / largest : std::numeric_limits<float>::quiet_NaN();
   const bool zero = !finite || scale == 0.0f;
@@ -100,30 +107,29 @@ static void round_blocks(const IntWeight& weight, const float* x, int64_t first,
     I16 total = I16::zero();
     for (int64_t place = weight.blocks[b].begin * kStep; place < end; place += kLanes) {
       const int n = static_cast<int>(std::min<int64_t>(kLanes, end - place));
-      // The constants last: min and max give their second operand when one is NaN.
+      // Limits last: where one is NaN, min and max give their second operand.
       const F16 quotient = load_places(weight, x, place, n) / divisor;
       const I16 rounded = to_int(min(max(quotient, low), high));
       total = total + rounded;
       constexpr int per_step = 2 * Form::kUnits;
-      store_units<Form>(rounded, units + place / kStep * per_step * stride, stride, n / kStep * per_step);
+      store_units<Form>(rounded, to.units + place / kStep * per_step * to.stride, to.stride, n / kStep * per_step);
     }
     const int32_t integers = sum(total);
-    scales[b * stride] = {-weight.zero_point * integers, scale * weight.factor,
-                          scale * static_cast<float>(integers)};
+    to.scales[b * to.stride] = {-weight.zero_point * integers, scale * weight.factor,
+                                scale * static_cast<float>(integers)};
   }
 }
 
-// One row into its place (`lane`) in a tile of `size` rows that starts at `units` and `scales`.
+// A row; returns the sum of its rounded activations.
 template <class Form>
-static float round_row(const IntWeight& weight, const float* x, float largest, int32_t* units, BlockScale* scales,
-                       int64_t size) {
+static float round_row(const IntWeight& weight, const float* x, const Lane& to) {
   float total = 0.0f;
   int64_t first = 0;
   while (first < weight.block_count) {
     int64_t last = first + 1;
     while (last < weight.block_count && weight.blocks[last].activations == weight.blocks[first].activations) ++last;
-    round_blocks<Form>(weight, x, first, last, largest, units, scales, size);
-    for (int64_t b = first; b < last; ++b) total += scales[b * size].sum;
+    round_blocks<Form>(weight, x, first, last, to);
+    for (int64_t b = first; b < last; ++b) total += to.scales[b * to.stride].sum;
     first = last;
   }
   return total;
