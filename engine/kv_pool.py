@@ -80,7 +80,7 @@ class KvPool:
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero these blocks in all layers."""
         if blocks:
-            self._bytes.index_fill_(0, torch.tensor(blocks, dtype=torch.int64), 0)
+            self._bytes.index_fill_(0, torch.tensor(blocks, dtype=torch.int64, device=self._bytes.device), 0)
 
 
 def _view(memory: torch.Tensor, shape: KvShape) -> torch.Tensor:

@@ -93,7 +93,15 @@ class NodeApp:
         stack.push_async_callback(tasks.cancel, tasks.spawn(self._beat(), self._on_fault, "beat"))
         self._health.set_ready()
         self._health.watch_loop()
-        log.info("node serves", role=start.role.value, address=self.address, model=parts.info.name)
+        log.info(
+            "node serves",
+            role=start.role.value,
+            address=self.address,
+            model=parts.info.name,
+            kernels=parts.loaded.backend,
+            quantization=parts.settings.quantization,
+            threads=start.threads,
+        )
         return Ready(address=self.address, metrics=metrics)
 
     @property

@@ -120,7 +120,8 @@ for variant in sys.argv[1:]:
 
 def test_triton_kernels_run_the_engine(tmp_path: Path) -> None:
     """Interpreted, on CPU tensors."""
-    folders = [write_model(tmp_path / variant, variant, num_hidden_layers=1) for variant in ("qwen3", "mixtral")]
+    variants = ("qwen3", "mixtral")
+    folders = [write_model(tmp_path / variant, variant, num_hidden_layers=1) for variant in variants]
     done = subprocess.run(
         [sys.executable, "-c", _TRITON, *map(str, folders)],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])},

@@ -1,5 +1,5 @@
-"""On the native backend a request's numbers hang on nothing but the request: the same bits whatever runs beside
-it, however its prompt is cut, whether it was computed twice, on any number of threads."""
+"""On the native backend a request's numbers hang on nothing but the request: the same bits whatever runs
+beside it, however its prompt is cut, whether it was computed twice, on any number of threads."""
 
 from __future__ import annotations
 
