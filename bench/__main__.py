@@ -6,33 +6,45 @@ import argparse
 import importlib
 import json
 import pkgutil
+from collections.abc import Collection
 from dataclasses import asdict
 from types import ModuleType
 
 from rich.console import Console
-from rich.table import Table
 
 import baton.bench
-from baton.bench.report import Figure
+from baton.bench.report import Figure, table
 
 
 def main() -> int:
     """0 if every figure reaches its target, else 1."""
     found = _measurements()
     parser = argparse.ArgumentParser(prog="python -m baton.bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(found)}; all unless given")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(found)}; kernels: all of those; everything unless given",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array, not a table")
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in found]:
+    if unknown := [name for name in options.names if not _meant(name, found)]:
         parser.error(f"no such measurement: {', '.join(unknown)}")
+    wanted = [name for given in options.names or found for name in _meant(given, found)]
     figures: list[Figure] = []
-    for name in options.names or found:
+    for name in wanted:
         figures += found[name].run()
     if options.json:
         print(json.dumps([asdict(figure) | {"ratio": figure.ratio, "met": figure.met} for figure in figures]))
     else:
-        Console().print(_table(figures))
+        Console().print(table(figures))
     return 0 if all(figure.met for figure in figures) else 1
+
+
+def _meant(name: str, found: Collection[str]) -> list[str]:
+    """The measurement of this name, or all of a family: kernels is kernels_linear and so on."""
+    family = [each for each in found if each.startswith(f"{name}_")]
+    return [name] if name in found else family
 
 
 def _measurements() -> dict[str, ModuleType]:
@@ -43,20 +55,6 @@ def _measurements() -> dict[str, ModuleType]:
         if not info.name.startswith("_")
     }
     return {name: module for name, module in modules.items() if hasattr(module, "run")}
-
-
-def _table(figures: list[Figure]) -> Table:
-    table = Table("figure", "measured", "limit", "ratio", "target", "", box=None)
-    for figure in figures:
-        table.add_row(
-            figure.name,
-            f"{figure.value:,.4g} {figure.unit}",
-            f"{figure.limit:,.4g} ({figure.limit_name})",
-            f"{figure.ratio:.3f}",
-            f"{'>=' if figure.higher_is_better else '<='} {figure.target:g}",
-            "[green]met[/]" if figure.met else "[red]missed[/]",
-        )
-    return table
 
 
 if __name__ == "__main__":

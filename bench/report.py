@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -24,3 +27,17 @@ class Figure:
     @property
     def met(self) -> bool:
         return self.ratio >= self.target if self.higher_is_better else self.ratio <= self.target
+
+
+def table(figures: Sequence[Figure]) -> Table:
+    shown = Table("figure", "measured", "limit", "ratio", "target", "", box=None)
+    for figure in figures:
+        shown.add_row(
+            figure.name,
+            f"{figure.value:,.4g} {figure.unit}",
+            f"{figure.limit:,.4g} ({figure.limit_name})",
+            f"{figure.ratio:.3f}",
+            f"{'>=' if figure.higher_is_better else '<='} {figure.target:g}",
+            "[green]met[/]" if figure.met else "[red]missed[/]",
+        )
+    return shown

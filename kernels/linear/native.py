@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from baton.kernels.linear import native_dense, native_fp8, native_int
 from baton.kernels.linear.checks import check
 from baton.kernels.linear.native_linear import NativeLinear
 from baton.kernels.quantize import Codes, QuantizedWeight
@@ -16,8 +17,6 @@ __all__ = ["NativeLinear", "prepare"]
 
 def prepare(weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None) -> NativeLinear:
     """The weight packed for the compiled kernels. InvalidArgument: see `Prepare`."""
-    from baton.kernels.linear import native_dense, native_fp8, native_int
-
     check(weight, bias)
     if isinstance(weight, torch.Tensor):
         return native_dense.prepare(weight, bias)

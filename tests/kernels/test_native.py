@@ -7,7 +7,9 @@ import gc
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from baton.kernels import native
 from baton.kernels.linear.native import prepare
 from baton.kernels.native import memory
 from baton.kernels.native.program import Program
+
+ROOT = Path(__file__).resolve().parents[2]
 
 compiled = pytest.mark.skipif(not native.available(), reason="no native kernels here")
 
@@ -115,6 +119,14 @@ def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
     else:
         assert done.stdout.split() == ["avx2" if isa == "avx2" else native.isa(), "True", "True"]
         assert done.stderr == ""
+
+
+def test_the_package_lists_every_source() -> None:
+    """What pyproject.toml does not name is in no wheel, or does not lead to a new build when it changes."""
+    extension = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"][0]
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "kernels/native/src").iterdir()}
+    assert set(extension["sources"]) == {name for name in there if name.endswith(".cpp")}
+    assert set(extension["depends"]) == {name for name in there if name.endswith((".h", ".inl"))}
 
 
 def test_packed_memory_is_shared_and_given_back() -> None:
