@@ -11,13 +11,14 @@ export PYTHONSAFEPATH := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types layers protocol bench proto format clean
+.PHONY: help demo test check lint types layers protocol bench gpu-check proto format clean
 
 help:
 	@echo "make demo    serve SmolLM2 with prefill and decode apart, ask it something, show where the time went"
 	@echo "make test    run the tests (TESTS=tests/core for a part of them)"
 	@echo "make check   lint, formatting, types, import rules, protocol lint"
 	@echo "make bench   measure, each figure as a ratio to what the machine can do"
+	@echo "make gpu-check  check the Triton kernels on this machine's GPU, and measure them"
 	@echo "make proto   regenerate the gRPC stubs from proto/v1/*.proto"
 	@echo "make format  let ruff fix and format the code"
 	@echo "make clean   remove .venv and caches"
@@ -46,6 +47,9 @@ protocol: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-model
 	$(BIN)/python -m baton.bench
+
+gpu-check: $(VENV)/.installed-dev
+	$(BIN)/python -m baton.bench.gpu
 
 proto: $(VENV)/.installed-dev
 	proto/generate.sh

@@ -36,15 +36,14 @@ def prepare_inputs(x: torch.Tensor, weight: Stored) -> tuple[Inputs, list[Launch
     """x: [rows, inputs], contiguous in the inputs. The launches fill what the result holds."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
-    launches = []
-    scales, to = None, weight.activations
-    group = min(weight.activation_group, weight.inputs)
-    if to is not None:
-        to, _, as_values = to.partition(" ")
-        codes = _empty_codes(x, torch.float32 if as_values else _CODES[to])
+    launches: list[Launch] = []
+    scales, rounding, group = None, weight.rounding, 1
+    if rounding is not None:
+        group = min(rounding.group, weight.inputs)
+        codes = _empty_codes(x, _CODES[rounding.to] if rounding.as_codes else torch.float32)
         scales = x.new_empty((triton.cdiv(weight.inputs, group), x.shape[0]), dtype=torch.float32)
-        launches.append(_round_launch(x, codes, scales, group, to))
-        x, scales = codes, None if as_values else scales
+        launches.append(_round_launch(x, codes, scales, group, rounding.to))
+        x, scales = codes, scales if rounding.as_codes else None
     if weight.offset is None or weight.steps.scaling == "element":
         return Inputs(x, scales), launches
     sums = _empty_sums(x, weight)

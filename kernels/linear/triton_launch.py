@@ -59,8 +59,15 @@ def alike(weights: Sequence[Stored]) -> bool:
     def form(weight: Stored) -> tuple[object, ...]:
         tensors = (weight.data, weight.scale, weight.offset)
         types = tuple(None if tensor is None else (tensor.dtype, tensor.shape) for tensor in tensors)
-        rounding = weight.activations, weight.activation_group
-        return weight.form, weight.steps, weight.group, weight.zero_point, weight.inputs, rounding, types
+        return (
+            weight.form,
+            weight.steps,
+            weight.group,
+            weight.zero_point,
+            weight.inputs,
+            weight.rounding,
+            types,
+        )
 
     return all(weight.order is None and form(weight) == form(weights[0]) for weight in weights)
 
@@ -79,7 +86,8 @@ def expert_table(weights: Sequence[Stored], biases: Sequence[torch.Tensor | None
 def _factor(weight: Stored, gpu: Gpu) -> float:
     """What sums of codes lack, besides the scales."""
     missing = factor(format_on(weight.form, gpu))
-    return weight.global_scale * (missing**2 if weight.activations == "fp8" else missing)
+    twice = weight.rounding is not None and weight.rounding.to == "fp8" and weight.rounding.as_codes
+    return weight.global_scale * (missing**2 if twice else missing)
 
 
 def product_launch(
@@ -156,7 +164,7 @@ def _constants(inputs: Inputs, weight: Stored, gpu: Gpu) -> dict[str, Any]:
         "INPUTS": weight.inputs,
         "OUTPUTS": weight.outputs,
         "GROUP": weight.group,
-        "X_GROUP": weight.activation_group,
+        "X_GROUP": 1 if weight.rounding is None else weight.rounding.group,
         "FORMAT": form,
         "ZERO": weight.zero_point,
         "SCALING": weight.steps.scaling,

@@ -32,10 +32,15 @@ _INTERPRETED = (Tile(128, 8, 1, 1), Tile(128, 32, 1, 1))
 def tile_for(rows: int, outputs: int, gpu: Gpu, *, words: bool, exact: bool) -> Tile:
     """The smallest tile that takes the rows, or the largest. words, exact: how weights are stored, and that
     the products are of fp32."""
-    if gpu.arch == 0 or exact:
-        choices = _INTERPRETED if gpu.arch == 0 else _EXACT
-    else:
-        choices = _WORDS_80 if words and gpu.arch < 90 else _TILES
+    choices = _choices(gpu, words=words, exact=exact)
     tile = next((tile for tile in choices if tile.rows >= rows), choices[-1])
     narrow = tile is _TILES[0] and outputs < tile.outputs * gpu.sms
     return replace(tile, outputs=64) if narrow else tile
+
+
+def _choices(gpu: Gpu, *, words: bool, exact: bool) -> tuple[Tile, ...]:
+    if gpu.arch == 0:
+        return _INTERPRETED
+    if exact:
+        return _EXACT
+    return _WORDS_80 if words and gpu.arch < 90 else _TILES

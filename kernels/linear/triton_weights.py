@@ -15,13 +15,13 @@ from typing import Literal
 
 import torch
 
-from baton.kernels.quantize import Codes, QuantizedWeight, unpack4
+from baton.kernels.quantize import Activations, Codes, QuantizedWeight, unpack4
 
 # When sums of codes meet their scales: never; once, at the end; after each tile or slice of inputs; or each
 # code by itself, where groups end anywhere.
 Scaling = Literal["none", "row", "tile", "slice", "element"]
 
-_LEAST_INT8 = 32  # inputs of one product of bytes
+_LEAST_BYTES = 32  # inputs of one product of bytes
 _PACKED_ROWS = 256  # outputs that are packed at once: what is unpacked on the way stays small
 
 
@@ -44,6 +44,16 @@ class Steps:
         return {"tile": self.tile, "slice": self.slice}.get(self.scaling, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Of inputs, to codes with a scale per token and `group` inputs. as_codes: codes are multiplied by codes;
+    otherwise, where groups are too odd for that, inputs are rounded and stay numbers."""
+
+    to: Activations
+    group: int
+    as_codes: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
     """A weight [outputs, inputs] on its device.
@@ -61,8 +71,7 @@ class Stored:
     group: int = 0
     zero_point: int = 0
     global_scale: float = 1.0
-    activations: str | None = None
-    activation_group: int = 0
+    rounding: Rounding | None = None
     order: torch.Tensor | None = None
 
     @property
@@ -79,9 +88,12 @@ def store(weight: torch.Tensor | QuantizedWeight) -> Stored:
     if isinstance(weight, torch.Tensor):
         steps = Steps(32 if weight.element_size() > 2 else 64, 1, "none")
         return Stored("dense", weight.contiguous(), weight.shape[1], steps)
-    activations, steps = weight.activations, _steps(weight, rounded=weight.activations is not None)
-    if activations is not None and (steps.scaling == "element" or steps.slice < _LEAST_INT8):
-        activations, steps = f"{activations} values", _steps(weight, rounded=False)
+    rounding: Rounding | None = None
+    steps = _steps(weight, rounded=weight.activations is not None)
+    if weight.activations is not None:
+        as_codes = steps.scaling != "element" and steps.slice >= _LEAST_BYTES
+        rounding = Rounding(weight.activations, min(weight.activation_group, weight.group), as_codes)
+        steps = steps if as_codes else _steps(weight, rounded=False)
     return Stored(
         form=weight.kind.value,
         data=_plain(weight) if steps.slices == 1 else _pack(weight, steps),
@@ -92,8 +104,7 @@ def store(weight: torch.Tensor | QuantizedWeight) -> Stored:
         group=weight.group,
         zero_point=weight.zero_point,
         global_scale=weight.global_scale,
-        activations=activations,
-        activation_group=min(weight.activation_group, weight.group),
+        rounding=rounding,
         order=weight.in_order,
     )
 
