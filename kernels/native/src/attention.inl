@@ -163,8 +163,8 @@ class ItemRun {
     const int64_t* table = args_.rows->tables + args_.rows->table_starts[units_[units.begin].row];
     const Slots& slots = slots_of(table, tile, keys);
     const Slots& next = slots_of(table, tile + 1, units_[units.begin].keys);
-    const int64_t heads = item_.heads.end - item_.heads.begin;
-    Ahead ahead(args_, next, item_.heads, format_.bytes, (kTile / kLanes) * (padded_ / kLanes) * heads);
+    const int64_t blocks = (kTile / kLanes) * (padded_ / kLanes) * (item_.heads.end - item_.heads.begin);
+    Ahead ahead(args_, next, item_.heads, format_.bytes, blocks * format_.ahead_calls);
     const TileShape shape{args_.head_dim, padded_, args_.softcap, args_.scales != nullptr};
     alignas(64) float scores[kQueries * kTile];
     for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
@@ -178,9 +178,9 @@ class ItemRun {
       }
       format_.load_values(args_, slots, head, count <= kFew, tile_);
       if (shape.scaled) load_scales(args_, slots, head, tile_);
-      const int64_t blocks = (count + kQueries - 1) / kQueries;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const int64_t begin = count * b / blocks, end = count * (b + 1) / blocks;
+      const int64_t groups = (count + kQueries - 1) / kQueries;
+      for (int64_t i = 0; i < groups; ++i) {
+        const int64_t begin = count * i / groups, end = count * (i + 1) / groups;
         if (!at_once) kScore[end - begin](queries_ + begin, tile_.keys, args_.head_dim, scores);
         kTakeScores[end - begin](queries_ + begin, tile_, shape, scores);
       }

@@ -14,9 +14,12 @@ static void score_few_rows(const AttentionArgs& args, const Slots& slots, int64_
     F16 sums[R];
     for (int r = 0; r < R; ++r) sums[r] = F16::zero();
     for (int d = 0; d < dim; d += kLanes) {
-      ahead.more();
       F16 block[kLanes];
-      for (int i = 0; i < kLanes; ++i) block[i] = keys.load(from[i], d);
+      if constexpr (kAheadCalls<Kv> == 1) ahead.more();
+      for (int i = 0; i < kLanes; ++i) {
+        if (kAheadCalls<Kv> > 1 && i % (kLanes / kAheadCalls<Kv>) == 0) ahead.more();
+        block[i] = keys.load(from[i], d);
+      }
       transpose(block);
       // Dimensions beyond the last are 0 in both: adding 0 * 0 changes nothing.
       for (int i = 0; i < kLanes; ++i) {
@@ -44,6 +47,7 @@ static void score_few(const AttentionArgs& args, const Slots& slots, int64_t hea
 // What depends on how KV is stored.
 struct KvFormat {
   int64_t bytes;
+  int64_t ahead_calls;
   void (*load_keys)(const AttentionArgs&, const Slots&, int64_t, Ahead&, float*);
   void (*load_values)(const AttentionArgs&, const Slots&, int64_t, bool, TileView&);
   void (*score_few)(const AttentionArgs&, const Slots&, int64_t, const Query*, int64_t, Ahead&, float*);
@@ -52,9 +56,9 @@ struct KvFormat {
 template <class Kv>
 static constexpr KvFormat format_of() {
 #if BATON_AVX512
-  return {Kv::kBytes, load_keys<Kv>, load_values<Kv>, score_few<Kv>};
+  return {Kv::kBytes, kAheadCalls<Kv>, load_keys<Kv>, load_values<Kv>, score_few<Kv>};
 #else
-  return {Kv::kBytes, load_keys<Kv>, load_values<Kv>, nullptr};  // sixteen registers do not hold a block
+  return {Kv::kBytes, kAheadCalls<Kv>, load_keys<Kv>, load_values<Kv>, nullptr};  // sixteen registers do not hold a block
 #endif
 }
 

@@ -10,6 +10,13 @@ static inline F16 load_int8(const void* p) {
 #endif
 }
 
+// e4m3 divided by kFp8Divisor: the fp16 numbers with the same exponent and mantissa bits, subnormals among them.
+constexpr float kFp8Divisor = 256.0f;
+static inline F16 load_fp8(const void* p) {
+  const __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  return from_fp16(_mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
+}
+
 struct KvFp32 {
   static constexpr size_t kBytes = 4;
   static F16 load(const void* p) { return F16::load(static_cast<const float*>(p)); }
@@ -28,7 +35,7 @@ struct KvInt8 {
 };
 struct KvFp8 {
   static constexpr size_t kBytes = 1;
-  static F16 load(const void* p) { return load_e4m3(p); }
+  static F16 load(const void* p) { return load_fp8(p); }
 };
 
 // Like Kv::load, of n < 16 elements; nothing beyond is touched.

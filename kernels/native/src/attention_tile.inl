@@ -110,6 +110,11 @@ struct Vectors {
   int dim_;
 };
 
+// How many times a block of 16 keys and 16 dimensions asks for more: lines that are asked for all at once are
+// forgotten when too many are on their way.
+template <class Kv>
+constexpr int kAheadCalls = Kv::kBytes > 2 ? 2 : 1;
+
 template <class Kv>
 static void load_keys(const AttentionArgs& args, const Slots& slots, int64_t head, Ahead& ahead, float* to) {
   const int dim = static_cast<int>(args.head_dim);
@@ -118,7 +123,7 @@ static void load_keys(const AttentionArgs& args, const Slots& slots, int64_t hea
     const char* from[kLanes];
     for (int i = 0; i < kLanes; ++i) from[i] = keys.at(at + i);
     for (int d = 0; d < dim; d += kLanes) {
-      ahead.more();
+      for (int i = 0; i < kAheadCalls<Kv>; ++i) ahead.more();
       F16 block[kLanes];
       for (int i = 0; i < kLanes; ++i) block[i] = keys.load(from[i], d);
       transpose(block);
@@ -144,8 +149,9 @@ static void load_values(const AttentionArgs& args, const Slots& slots, int64_t h
 
 static void load_scales(const AttentionArgs& args, const Slots& slots, int64_t head, TileView& view) {
   const uint16_t* scales = args.scales + head * args.scale_strides.head;
+  const float unit = args.kv_dtype == kKvFp8 ? kFp8Divisor : 1.0f;
   for (int j = slots.begin; j < slots.end; ++j) {
-    view.key_scales[j] = bf16(scales[slots.scales[j]]);
-    view.value_scales[j] = bf16(scales[slots.scales[j] + args.scale_strides.part]);
+    view.key_scales[j] = bf16(scales[slots.scales[j]]) * unit;
+    view.value_scales[j] = bf16(scales[slots.scales[j] + args.scale_strides.part]) * unit;
   }
 }
