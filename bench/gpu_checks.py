@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.bench.gpu_step import BLOCK_SIZE, Noise, Sizes, Step, step
+from baton.kernels import sample
 from baton.kernels.attention import KvLayer
 from baton.kernels.attention import reference as reference_attention
 from baton.kernels.attention import triton as paged
@@ -15,6 +16,9 @@ from baton.kernels.attention.kv_layer import CODE_MAX, quantize_kv
 from baton.kernels.linear import reference as reference_linear
 from baton.kernels.linear import triton as linear
 from baton.kernels.linear.reference import round_activations
+from baton.kernels.logits import LogitEdits
+from baton.kernels.logits import reference as reference_logits
+from baton.kernels.logits import triton as triton_logits
 from baton.kernels.moe import ExpertMlp
 from baton.kernels.moe import reference as reference_moe
 from baton.kernels.moe import triton as moe
@@ -24,6 +28,7 @@ from baton.kernels.rms_norm import triton as rms_norm
 from baton.kernels.rope import QkNorm, Slots, tables
 from baton.kernels.rope import reference as reference_rope
 from baton.kernels.rope import triton as rope
+from baton.kernels.sample import triton as triton_sample
 from baton.kernels.silu_mul import reference as reference_silu
 from baton.kernels.silu_mul import triton as silu_mul
 
@@ -51,6 +56,7 @@ def checks(device: torch.device, sizes: Sizes) -> Iterator[Check]:
     yield from _experts(noise, sizes)
     yield from _small(noise, sizes)
     yield from _written(noise, sizes)
+    yield from _chosen(noise, sizes)
 
 
 def _attention(noise: Noise, sizes: Sizes) -> Iterator[Check]:
@@ -157,6 +163,24 @@ def _written(noise: Noise, sizes: Sizes) -> Iterator[Check]:
         stored = codes.view(torch.uint8)[slots.blocks, :, slots.offsets]
         differing += float((stored != vectors.to(dtype).view(torch.uint8)).sum())
         yield Check(f"stored KV, {_short(dtype)}", differing, 0.0)
+
+
+def _chosen(noise: Noise, sizes: Sizes) -> Iterator[Check]:
+    """Tokens, and edits of logits: the host's bits."""
+    filters = [(0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.95, 0.05)]
+    rows = [(t, *one, 0.1 + t / 7) for t in (0.0, 0.5, 1.0, 6.0) for one in filters]
+    logits, on_host = noise(len(rows), sizes.vocab) * 4, sample.params(rows)
+    entries = torch.arange(len(rows) * 50, device=noise.device)
+    scale, add = (noise(len(entries), dtype=torch.float64) for _ in range(2))
+    edits = LogitEdits(entries // 50, entries % 50 * 5, scale.exp(), add)
+    edited = logits.cpu()
+    reference_logits.apply(edited, LogitEdits(*(part.cpu() for part in edits)))
+    triton_logits.apply(logits, edits)
+    yield Check("edits of logits", float((logits.cpu() != edited).sum()), 0.0)
+    chosen = triton_sample.sample(logits, sample.SampleParams(*(part.to(noise.device) for part in on_host)))
+    yield Check("sampling", float((chosen.cpu() != sample.reference.sample(edited, on_host)).sum()), 0.0)
+    mass = triton_sample.survey(logits, 0).mass.cpu()
+    yield Check("survey", float((mass != sample.reference.survey(edited, 0).mass).sum()), 0.0)
 
 
 def _furthest(got: torch.Tensor, want: torch.Tensor) -> float:
