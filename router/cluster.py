@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.core.errors import InvalidArgument, NotFound, Unavailable
 from baton.core.load import LoadReport, Role
 from baton.router.events import Effect, NodeInfo, Pair, Record, SetDrain, SetRole
-from baton.router.fate import fail_attempt
+from baton.router.fate import fail_attempt, no_word
 from baton.router.nodes import Health, Node
 from baton.router.state import State
 
@@ -64,10 +64,10 @@ def lose(state: State, node: Node, reason: str, now: float, out: list[Effect], *
             error = Unavailable(f"node {node.id} was lost: {reason}")
             fail_attempt(state, live, error, node.id, now, out)
             continue
-        if attempt.prefill_id == node.id:
-            state.leave_prefill(live, attempt)
         if attempt.decode_id == node.id:
             state.leave_decode(live, attempt)
+        if attempt.prefill_id == node.id:
+            no_word(state, live, attempt, now, out)
 
 
 def check_lease(state: State, node: Node, now: float, out: list[Effect], *, slept: bool) -> None:

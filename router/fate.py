@@ -5,10 +5,10 @@ from __future__ import annotations
 from baton.core.errors import BatonError, Code, DeadlineExceeded, ResourceExhausted, error_for
 from baton.core.request import FinishReason
 from baton.router.events import CancelOn, Complete, Effect, Record, Reject
-from baton.router.live import Live
+from baton.router.live import Attempt, Live
 from baton.router.policy import eligible
 from baton.router.prefix_view import PromptChains
-from baton.router.state import REQUEST_TIMERS, State
+from baton.router.state import DEADLINE_SHARE, REQUEST_TIMERS, State
 
 FINAL_CODES = frozenset(
     {
@@ -29,6 +29,48 @@ def complete(state: State, live: Live, reason: FinishReason, now: float, out: li
     out.append(_end_record(live, reason.value, now))
 
 
+def finish(state: State, live: Live, reason: FinishReason, now: float, out: list[Effect]) -> None:
+    """The answer is whole. Decode may be done before the prefill node's word of the hand-off has come, which
+    belongs to the answer's figures: the end waits for it, if not for long."""
+    attempt = live.attempt
+    wait_s = state.config.word_wait_s
+    if live.deadline_s is not None:  # it was in time, and must not be late for the sake of figures
+        wait_s = min(wait_s, DEADLINE_SHARE * (live.deadline_s - now))
+    if attempt is None or wait_s <= 0 or not live.lacks_word:
+        complete(state, live, reason, now, out)
+        return
+    attempt.ending = reason
+    state.leave_decode(live, attempt)
+    state.timers.set(("word", live.id), now + wait_s)
+
+
+def stop(state: State, live: Live, now: float, out: list[Effect]) -> None:
+    """The client needs no more of it: as `finish`, but decode does not know."""
+    attempt = live.attempt
+    if attempt is not None and attempt.ending is not None:
+        attempt.ending = FinishReason.STOP
+        return
+    if attempt is not None and live.lacks_word:
+        _cancel_on(state, live, attempt, attempt.decode_id, out)
+    else:
+        cancel_attempt(state, live, out)
+    finish(state, live, FinishReason.STOP, now, out)
+
+
+def no_word(state: State, live: Live, attempt: Attempt, now: float, out: list[Effect]) -> None:
+    """The prefill node has gone, or given up what decode has already: nothing more is to be heard of it."""
+    state.leave_prefill(live, attempt)
+    if attempt.ending is not None:
+        conclude(state, live, now, out)
+
+
+def conclude(state: State, live: Live, now: float, out: list[Effect]) -> None:
+    """An end that waited for the prefill node's word: it has come, or will not."""
+    assert live.attempt is not None
+    assert live.attempt.ending is not None
+    complete(state, live, live.attempt.ending, now, out)
+
+
 def reject(state: State, live: Live, error: BatonError, now: float, out: list[Effect]) -> None:
     _leave(state, live)
     out.append(Reject(live.id, error, live.outcome(now)))
@@ -41,11 +83,15 @@ def cancel_attempt(state: State, live: Live, out: list[Effect]) -> None:
     if attempt is None:
         return
     for node_id in attempt.nodes:
-        if attempt.handed_off and node_id != attempt.decode_id:
-            continue
-        node = state.node(node_id)
-        if node is not None and not node.gone:
-            out.append(CancelOn(node_id, live.id, attempt.number))
+        over = attempt.handed_off if node_id != attempt.decode_id else attempt.ending is not None
+        if not over:
+            _cancel_on(state, live, attempt, node_id, out)
+
+
+def _cancel_on(state: State, live: Live, attempt: Attempt, node_id: str, out: list[Effect]) -> None:
+    node = state.node(node_id)
+    if node is not None and not node.gone:
+        out.append(CancelOn(node_id, live.id, attempt.number))
 
 
 def fail_attempt(

@@ -16,7 +16,8 @@ from baton.router.prefix_view import PromptChains
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One dispatch. held: tokens that arrived before their predecessors, by index."""
+    """One dispatch. held: tokens that arrived before their predecessors, by index. ending: how the request
+    ends, once nothing is to come of it but the prefill node's word of the hand-off."""
 
     number: int
     base: int
@@ -33,6 +34,7 @@ class Attempt:
     prompt_logprobs: int = 0  # how many of them came, in one part or several
     handed_off: bool = False
     finished: NodeFinished | None = None
+    ending: FinishReason | None = None
     held: dict[int, TokensMade] = field(default_factory=dict)
 
     @property
@@ -161,7 +163,7 @@ class Live:
     def owes(self, node_id: str) -> bool:
         """Whether the current attempt still needs that node."""
         attempt = self.attempt
-        if attempt is None or node_id not in attempt.nodes:
+        if attempt is None or node_id not in attempt.nodes or attempt.ending is not None:
             return False
         if attempt.prefill_id == attempt.decode_id:
             return True
@@ -176,6 +178,14 @@ class Live:
         if finished.node_id == attempt.prefill_id:
             return False  # it ended with its first token
         return not self._covers(max(have, attempt.base + 1), finished.output_tokens)
+
+    @property
+    def lacks_word(self) -> bool:
+        """Whether decode has the KV, but the prefill node has not told yet what the hand-off cost."""
+        attempt = self.attempt
+        if attempt is None or attempt.prefill_id == attempt.decode_id:
+            return False
+        return attempt.on_prefill and not self.owes(attempt.prefill_id)
 
     def _covers(self, start: int, end: int) -> bool:
         """Whether held tokens fill output positions [start, end)."""

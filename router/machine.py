@@ -7,6 +7,8 @@
                   │ └─ node joins, room  ▼                              ▼
                   └──────────────▶ Complete | Reject ◀── too often, or for good
 
+A whole answer that decode made waits with its Complete for HandedOff, whose figures are part of it.
+
 A request ends once, with the last effect that names it to the client (Records may follow). Attempts are
 numbered; whatever comes from another attempt, another node or another incarnation is dropped. How many
 requests a node has is never a counter: it is which live requests have their attempt there.
@@ -111,8 +113,11 @@ class RouterMachine:
         if live is None:
             return []
         out: list[Effect] = []
-        fate.cancel_attempt(self._state, live, out)
-        fate.complete(self._state, live, event.reason, now, out)
+        if event.reason is FinishReason.STOP:
+            fate.stop(self._state, live, now, out)
+        else:
+            fate.cancel_attempt(self._state, live, out)
+            fate.complete(self._state, live, event.reason, now, out)
         return self._pumped(now, out)
 
     # ---- what attempts report -----------------------------------------------------------------------------
@@ -143,11 +148,13 @@ class RouterMachine:
         if (found := self._current(event.request_id, event.attempt, event.node_id)) is None:
             return []
         live, attempt = found
+        if attempt.ending is not None:
+            return []
         out: list[Effect] = [*live.accept(event, attempt, now)]
         if attempt.prefilling and len(live.output) > attempt.base:
             return self._prefilled(live, attempt, now, out)
         if attempt.finished is not None and live.whole:
-            fate.complete(self._state, live, attempt.finished.reason, now, out)
+            fate.finish(self._state, live, attempt.finished.reason, now, out)
             return self._pumped(now, out)
         return out
 
@@ -161,10 +168,10 @@ class RouterMachine:
             prefill.prefill.done(live.id)
         if decode is not None:
             decode.decode.see(live.id, now)
-        if attempt.prefill_id == attempt.decode_id or not live.owes(attempt.prefill_id):
+        if attempt.prefill_id == attempt.decode_id or attempt.handed_off:
             state.leave_prefill(live, attempt)
         if attempt.finished is not None and live.whole:
-            fate.complete(state, live, attempt.finished.reason, now, out)
+            fate.finish(state, live, attempt.finished.reason, now, out)
         return self._pumped(now, out)
 
     def _on_handed_off(self, now: float, event: HandedOff) -> list[Effect]:
@@ -184,11 +191,14 @@ class RouterMachine:
             decode.decode.see(live.id, now)
         if not live.owes(attempt.prefill_id):
             self._state.leave_prefill(live, attempt)
-        return self._pumped(now, [])
+        out: list[Effect] = []
+        if attempt.ending is not None:
+            fate.conclude(self._state, live, now, out)
+        return self._pumped(now, out)
 
     def _on_node_finished(self, now: float, event: NodeFinished) -> list[Effect]:
         found = self._current(event.request_id, event.attempt, event.node_id)
-        if found is None or found[1].finished is not None:
+        if found is None or found[1].finished is not None or found[1].ending is not None:
             return []
         live, attempt = found
         state = self._state
@@ -200,18 +210,22 @@ class RouterMachine:
         attempt.finished = event
         live.facts.preemptions += event.preemptions
         if live.whole:
-            fate.complete(state, live, event.reason, now, out)
+            fate.finish(state, live, event.reason, now, out)
         elif event.node_id == attempt.decode_id:
             state.leave_decode(live, attempt)  # the gap is in the prefill node's stream
         return self._pumped(now, out)
 
     def _on_node_failed(self, now: float, event: NodeFailed) -> list[Effect]:
         found = self._current(event.request_id, event.attempt, event.node_id)
-        if found is None or not found[0].owes(event.node_id):
+        if found is None:
             return []
         live, attempt = found
         state, error = self._state, event.error
         out: list[Effect] = []
+        if not live.owes(event.node_id):
+            if event.node_id != attempt.decode_id:
+                fate.no_word(state, live, attempt, now, out)
+            return self._pumped(now, out)
         if error.code is Code.FAILED_PRECONDITION and attempt.prefill_id != attempt.decode_id:
             state.registry.refuse(attempt.prefill_id, attempt.decode_id, error.message)
             out.append(Pair(attempt.prefill_id, attempt.decode_id, (error.message,)))
@@ -284,6 +298,9 @@ class RouterMachine:
         if kind == "deadline":
             fate.cancel_attempt(state, live, out)
             fate.reject(state, live, fate.deadline_passed(state, live, now), now, out)
+        elif kind == "word":
+            fate.cancel_attempt(state, live, out)
+            fate.conclude(state, live, now, out)
         elif kind == "wait":
             dispatch.give_up_waiting(state, live, now, out)
         else:

@@ -31,6 +31,7 @@ class RouterConfig:
     max_retries: int = 3
     max_refusals: int = 16  # RESOURCE_EXHAUSTED answers by nodes; these are no fault and cost no retry
     retry_backoff_s: float = 0.05
+    word_wait_s: float = 1.0  # a whole answer waits so long, at most, for the figures of its hand-off
     report_lag_s: float = 0.02  # a report says nothing of what was sent this long before it came
     policy: str = "latency"
     risk: float = 0.5  # predictions are taken at mean + risk * sigma

@@ -15,9 +15,9 @@ from baton.router.timers import Timers
 OUTPUT_SMOOTHING = 0.05
 PRIOR_OUTPUT_TOKENS = 64.0
 DEADLINE_SHARE = 0.9
-"""So much of a deadline is waited for a node to come; the rest is for the answer that none came."""
+"""So much of a deadline is waited for a node to come, or for its word; the rest is for telling the client."""
 
-REQUEST_TIMERS = ("deadline", "wait", "again")  # all others are nodes': "lease", "role", "forget"
+REQUEST_TIMERS = ("deadline", "wait", "again", "word")  # all others are nodes': "lease", "role", "forget"
 
 
 @dataclass(slots=True, eq=False)

@@ -23,9 +23,6 @@ from tests.e2e.inprocess import InProcess, inprocess
 from tests.models import Reference, prompt_of
 
 NEW_TOKENS = 8
-# Where an answer's own figures of its hand-off are compared: with quicker kernels so short an answer may be
-# complete before the prefill node's word of the hand-off has come, and then it is without them.
-SLOW = {"backend": "torch"}
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 
 
@@ -55,9 +52,7 @@ async def test_cold_and_warm_on_either_side(
     sides: tuple[bool, bool], way: str, model: tuple[Path, Reference], family: list[Case]
 ) -> None:
     """What decode has is not sent again; what only prefill has is sent, but not computed."""
-    async with inprocess(
-        config(model[0], **caching(*sides, transfer={"kinds": (way,)}, engine=SLOW))
-    ) as cluster:
+    async with inprocess(config(model[0], **caching(*sides, transfer={"kinds": (way,)}))) as cluster:
         cold = [await exact(cluster, case) for case in family]
         warm = [await exact(cluster, case) for case in family]
         together = await all_exact(cluster, family)
@@ -98,7 +93,7 @@ async def test_salts_share_nothing(model: tuple[Path, Reference]) -> None:
     """Any two different salts, however alike; the same one twice finds its blocks."""
     case = solid_case(model[1], 16, NEW_TOKENS)
     salts = ["", "x", "0", "00", "ab", "a", "b", "abc", "s" * 64 + "1", "s" * 64 + "2", "\u00e9", "e\u0301"]
-    async with inprocess(config(model[0], **QUIET, engine=SLOW)) as cluster:
+    async with inprocess(config(model[0], **QUIET)) as cluster:
         first = [await exact(cluster, case, salt=salt) for salt in salts]
         second = [await exact(cluster, case, salt=salt) for salt in salts]
         sent = first[0].timings.transfer_bytes

@@ -79,6 +79,7 @@ def test_duplicates_and_overlaps_are_dropped(bench: Bench) -> None:
 def test_no_more_than_max_tokens_are_delivered(bench: Bench) -> None:
     bench.arrive("r", max_tokens=2)
     bench.tokens("r", "p", 0, 10)
+    bench.handed_off("r", "p")
     bench.tokens("r", "d", 1, 11, 12, 13)
     bench.tokens("r", "d", 4, 14)
     assert bench.text("r") == [10, 11]
@@ -111,6 +112,7 @@ def test_prompt_logprobs_come_once_over_all_parts_and_attempts(bench: Bench) -> 
 
 def test_finish_waits_for_the_missing_tokens(bench: Bench) -> None:
     bench.arrive("r")
+    bench.handed_off("r", "p")
     bench.tokens("r", "d", 1, 11, 12, 13)
     assert not of(Complete, bench.finished("r", "d", 4))
     effects = bench.tokens("r", "p", 0, 10)

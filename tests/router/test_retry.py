@@ -47,6 +47,7 @@ def test_decode_lost_mid_stream_goes_on_elsewhere_after_what_was_delivered() -> 
     assert again.request.max_tokens == 6
     assert bench.tokens("r", first.decode_node, 3, 99) == []
     bench.tokens("r", again.prefill_node, 3, 13, attempt=1)
+    bench.handed_off("r", again.prefill_node, attempt=1)
     bench.tokens("r", again.decode_node, 4, 14, 15, attempt=1)
     assert of(Complete, bench.finished("r", again.decode_node, 6, attempt=1))
     assert bench.text("r") == [10, 11, 12, 13, 14, 15]
@@ -101,7 +102,8 @@ def test_decode_lost_after_it_finished_does_not_matter() -> None:
     bench.tokens("r", first.decode_node, 1, 11, 12, 13)
     bench.finished("r", first.decode_node, 4)
     assert not of(Dispatch, bench.lose(first.decode_node))
-    assert of(Complete, bench.tokens("r", first.prefill_node, 0, 10))
+    bench.tokens("r", first.prefill_node, 0, 10)
+    assert of(Complete, bench.handed_off("r", first.prefill_node))
 
 
 def test_all_tokens_delivered_but_the_finish_lost_completes() -> None:

@@ -68,6 +68,7 @@ class Run:
 class Client:
     request: Request
     got: list[int] = field(default_factory=list)
+    stopped: bool = False  # it found a stop string: nothing more is to be delivered
     ended: bool = False
 
 
@@ -106,6 +107,7 @@ class World:
             case Deliver(request_id, index, token_ids):
                 client = self.clients[request_id]
                 assert not client.ended, "tokens after the end"
+                assert not client.stopped, "tokens after a stop string"
                 assert index == len(client.got), "a gap or a repeat"
                 client.got.extend(token_ids)
                 assert client.got == [TOKEN + i for i in range(len(client.got))]
@@ -235,7 +237,9 @@ class World:
     def cancel(self) -> None:
         if self.clients:
             reason = self.dice.choice([FinishReason.CANCELLED, FinishReason.STOP])
-            self.step(Cancelled(self.dice.choice(list(self.clients)), reason))
+            request_id = self.dice.choice(list(self.clients))
+            self.step(Cancelled(request_id, reason))
+            self.clients[request_id].stopped = True
 
     def progress(self) -> None:
         """A node with something to say says it: mostly the next thing, sometimes again, sometimes early."""
