@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from baton.core.errors import InvalidArgument
+
 log = logging.getLogger(__name__)
 
 _ISA = {1: "avx2", 2: "avx512"}
+ISA_ENV = "BATON_CPU_ISA"
 Function = Callable[[ctypes.c_void_p, ctypes.c_void_p], None]
 
 
@@ -29,20 +34,48 @@ class Counter(ctypes.c_int64):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The loaded library; None, after one log line, where there is none that this machine can run."""
+    """The loaded library; None, after one log line, where there is none that this machine can run.
+
+    InvalidArgument: BATON_CPU_ISA asks for what there is not.
+    """
+    wanted = os.environ.get(ISA_ENV) or "none"
+    if wanted not in ("none", *_ISA.values()):
+        raise InvalidArgument(f"must be none, {' or '.join(_ISA.values())}, got {wanted!r}", field=ISA_ENV)
     found = sorted(Path(__file__).parent.glob("_native*.so"))
     if not found:
         log.warning("native kernels were not built (no C++ compiler at install?): torch computes, slower")
         return None
     try:
-        loaded = ctypes.CDLL(str(found[0]))
-    except OSError as error:
+        _check_whole(found[0])
+        loaded = _declared(ctypes.CDLL(str(found[0])))
+    except (OSError, AttributeError) as error:  # AttributeError: another version's
         log.warning("native kernels cannot be loaded, torch computes, slower: %s", error)
         return None
-    loaded.baton_isa.restype = ctypes.c_int32
     if not loaded.baton_isa():
         log.warning("native kernels need AVX2, or BATON_CPU_ISA=none is set: torch computes, slower")
         return None
+    return loaded
+
+
+def _check_whole(path: Path) -> None:
+    """OSError: the file was cut short, which the loader would answer with SIGBUS. Told by the end of the ELF
+    section headers (System V ABI, chapter 4: e_shoff, e_shentsize, e_shnum), which linkers put last."""
+    with path.open("rb") as file:
+        header = file.read(64)
+        bytes_there = file.seek(0, os.SEEK_END)
+    if header[:5] != b"\x7fELF\x02":  # not ELF, or not of 64 bits: whoever loads it may judge
+        return
+    if len(header) == 64:
+        (start,) = struct.unpack_from("<Q", header, 40)
+        size, count = struct.unpack_from("<HH", header, 58)
+        if bytes_there >= start + size * count:
+            return
+    raise OSError(f"{path} is incomplete: reinstall baton-serve")
+
+
+def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """With the types of the functions that are no operations."""
+    loaded.baton_isa.restype = ctypes.c_int32
     loaded.baton_pool_create.argtypes = [ctypes.c_int32, ctypes.POINTER(ctypes.c_int32)]
     loaded.baton_pool_create.restype = ctypes.c_void_p
     loaded.baton_pool_destroy.argtypes = [ctypes.c_void_p]

@@ -24,7 +24,9 @@ from baton.runtime.config.scalars import hint
 
 ENV_PREFIX = "BATON_"
 # Variables that steer a process but are no settings of the deployment.
-RESERVED_ENV = frozenset({"BATON_ENDPOINT", "BATON_CHILD_CONFIG_FD", "BATON_READY_FD", "BATON_PARENT_PID"})
+RESERVED_ENV = frozenset(
+    {"BATON_ENDPOINT", "BATON_CPU_ISA", "BATON_CHILD_CONFIG_FD", "BATON_READY_FD", "BATON_PARENT_PID"}
+)
 # What Kubernetes sets for a service called baton (or baton-...): not ours.
 _SERVICE_LINK = re.compile(r"(.*_)?SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT_\d+_(TCP|UDP)(_\w+)?|(.*_)?PORT")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import gc
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.errors import InvalidArgument
 from baton.kernels import native
 from baton.kernels.linear.native import prepare
 from baton.kernels.native import memory
@@ -120,6 +122,37 @@ def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
     else:
         assert done.stdout.split() == ["avx2" if isa == "avx2" else native.isa(), "True", "True"]
         assert done.stderr == ""
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "sse", "avx512 "])
+def test_an_instruction_set_that_there_is_not_is_refused(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CPU_ISA", isa)
+    with pytest.raises(InvalidArgument, match="none, avx2 or avx512") as caught:
+        native.library.__wrapped__()
+    assert caught.value.field == "BATON_CPU_ISA"
+
+
+@compiled
+@pytest.mark.parametrize("part", [0.0, 0.0001, 0.01, 0.5, 0.99])
+def test_a_library_that_was_cut_short_is_not_loaded(
+    part: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The dynamic loader would map what is not there, and the process die of SIGBUS."""
+    [whole, *_] = (ROOT / "kernels/native").glob("_native*.so")
+    content = whole.read_bytes()
+    (tmp_path / whole.name).write_bytes(content[: int(part * len(content))])
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    assert native.library.__wrapped__() is None
+    assert "torch computes" in caplog.text
+
+
+def test_a_library_without_our_functions_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "_native.so").symlink_to(_ctypes.__file__)
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    assert native.library.__wrapped__() is None
+    assert "torch computes" in caplog.text
 
 
 def test_the_package_lists_every_source() -> None:

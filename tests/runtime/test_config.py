@@ -247,6 +247,7 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
         "BATON_PORT_80_TCP_ADDR": "10.0.0.1",
         "BATON_ROUTER_SERVICE_PORT_GRPC": "80",
         "BATON_ENDPOINT": "h:1",
+        "BATON_CPU_ISA": "avx2",
         "HOME": "/",
     }
     assert load_config(environ=theirs) == load_config()
