@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from baton.kernels.attention import KvLayer
+from baton.kernels.blocks import KvVectors
+from baton.kernels.blocks.triton import convert_launch
 from baton.kernels.linear.triton import prepare
 from baton.kernels.logits import LogitEdits
 from baton.kernels.logits.triton import edits_launch
@@ -96,6 +98,11 @@ def test_small_operations(arch: int) -> None:
     pool = KvLayer(meta(9, 2, 16, 8, 128, dtype=torch.float8_e4m3fn), meta(9, 2, 16, 8))
     step = (meta(7, 48, 128), rotation, pool, Slots(places, places), heads)
     check(rotate_launch(*step, Gpu(arch, SMS[arch])), arch, programs=4)
+    plain, codes = (
+        KvVectors(meta(9, 4, 2, 16, 8, 128)),
+        KvVectors(meta(9, 4, 2, 16, 8, 128, dtype=torch.int8)),
+    )
+    check(convert_launch(codes._replace(scales=meta(9, 4, 2, 16, 8)), plain), arch, programs=8)
     single = torch.float32
     routing = Routing(meta(7, 8, dtype=torch.int64), meta(7, 8, dtype=single))
     check(route_launch(meta(7, 128), routing, renormalize=True), arch, programs=16)
