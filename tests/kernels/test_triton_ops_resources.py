@@ -11,6 +11,8 @@ from baton.kernels.attention import KvLayer
 from baton.kernels.blocks import KvVectors
 from baton.kernels.blocks.triton import convert_launch
 from baton.kernels.linear.triton import prepare
+from baton.kernels.linear.triton_inputs import prepare_inputs
+from baton.kernels.linear.triton_launch import Experts, Target, dot_type, product_launch, tile_of
 from baton.kernels.logits import LogitEdits
 from baton.kernels.logits.triton import edits_launch
 from baton.kernels.moe.triton import combine_launch, route_launch
@@ -85,6 +87,19 @@ def test_fp8_is_multiplied_as_it_is_where_there_are_units_for_it() -> None:
     layer = prepare(weight("fp8-w8a8"))
     launch = layer.launches(meta(500, IN), meta(500, OUT), Gpu(90, 132))[-1]
     assert re.search(r"wgmma\.mma_async[^;]*e4m3\.e4m3", check(launch, 90, programs=1).ptx)
+
+
+@pytest.mark.parametrize(("arch", "name"), [(90, "int4"), (90, "fp8-w8a8"), (80, "dense")])
+def test_experts(arch: int, name: str) -> None:
+    """Weights found through a table of pointers are read like any others."""
+    gpu, layer, x = Gpu(arch, SMS[arch]), prepare(weight(name)), meta(64, IN)
+    inputs, _ = prepare_inputs(x, layer.weight)
+    tile = tile_of(64, layer.weight, dot_type(inputs.x, layer.weight, gpu), gpu)
+    rows = meta(9 * tile.rows, dtype=torch.int32)
+    where = Experts(meta(8, 5, dtype=torch.int64), meta(9, dtype=torch.int32), rows, rows, tile)
+    used = check(product_launch(inputs, layer.weight, Target(meta(64, OUT)), gpu, where), arch, programs=1)
+    assert re.search(r"cp\.async\.c[ag]\.shared\.global[^;]*, 0x(10|8)", used.ptx)
+    assert ("wgmma.mma_async" in used.ptx) == (arch == 90)
 
 
 @pytest.mark.parametrize("arch", [80, 90])
