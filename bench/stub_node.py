@@ -62,7 +62,9 @@ class StubConfig:
     max_model_len: int = 4096
     eos_token_ids: tuple[int, ...] = (2,)
     fingerprint: Fingerprint = field(
-        default_factory=lambda: Fingerprint(str(PROTOCOL_VERSION), "stub", "w0", "t0", "g0")
+        default_factory=lambda: Fingerprint(
+            str(PROTOCOL_VERSION), "stub", "w0", "t0", "g0", "none", "float32"
+        )
     )
     report_s: float = 0.1
     max_running: int = 1024

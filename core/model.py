@@ -9,11 +9,14 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Facts two nodes must share before they may hand KV to each other. All strings; compared item by item.
+    """Facts two nodes must share before they may hand KV to each other: those that decide which tokens come
+    out. All strings; compared item by item.
 
     weights: digest of names, shapes and contents of all parameters. tokenizer: digest of the vocabulary.
-    geometry: what a KV vector means ("layers=30 kv_heads=3 head_dim=64 rope=..."). Block size, pool size
-    and KV dtype are not here: the hand-off converts those or refuses by `kv_transfer.layout`.
+    geometry: what a KV vector means ("layers=30 kv_heads=3 head_dim=64 rope=..."). quantization: how matrices
+    are held and multiplied, the word of the configuration after it met the checkpoint. dtype: of what is not
+    quantised. Block size, pool size and KV dtype are not here: the hand-off converts those or refuses by
+    `kv_transfer.layout`.
     """
 
     protocol: str
@@ -21,6 +24,8 @@ class Fingerprint:
     weights: str
     tokenizer: str
     geometry: str
+    quantization: str
+    dtype: str
 
     def differing(self, other: Fingerprint) -> list[str]:
         """Human-readable items that differ, empty when the two fit together."""

@@ -74,6 +74,12 @@ class EngineConfig:
         return torch.float32 if self.torch_device.type == "cpu" else self.torch_dtype
 
     @property
+    def dense_dtype(self) -> str:
+        """Of matrices that are not quantised; where `quantization` takes them all, of the rest."""
+        dense = self.quantization in ("auto", "none")
+        return str(self.torch_dtype if dense else self.activation_dtype).removeprefix("torch.")
+
+    @property
     def kv_torch_dtype(self) -> torch.dtype:
         return self.torch_dtype if self.kv_dtype == "auto" else _KV_DTYPES[self.kv_dtype]
 

@@ -37,8 +37,8 @@ class LoadedModel:
     """A model in memory, and the facts that composing a node takes.
 
     path: the .gguf file or the folder, which also holds the tokenizer. backend: the name of the kernels that
-    run. weights_bytes: in memory, each once. max_positions: the model's own limit, tokens. weights_digest,
-    tokenizer_digest, geometry: see `Fingerprint`.
+    run. weights_bytes: in memory, each once. max_positions: the model's own limit, tokens. quantization,
+    weights_digest, tokenizer_digest, geometry: see `Fingerprint`.
     """
 
     config: EngineConfig
@@ -56,6 +56,7 @@ class LoadedModel:
     weights_digest: str
     tokenizer_digest: str
     geometry: str
+    quantization: str
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -65,6 +66,8 @@ class LoadedModel:
             weights=self.weights_digest,
             tokenizer=self.tokenizer_digest,
             geometry=self.geometry,
+            quantization=self.quantization,
+            dtype=self.config.dense_dtype,
         )
 
     def kv_shape(self, num_blocks: int) -> KvShape:
@@ -158,6 +161,7 @@ def _load_folder(config: EngineConfig, path: Path, ops: Ops) -> LoadedModel:
         weights_digest=source.digest(),
         tokenizer_digest=tokenizer_digest(path),
         geometry=facts.geometry,
+        quantization="none",
     )
 
 
@@ -206,7 +210,14 @@ def _decoder(
         weights_digest=source.digest(),
         tokenizer_digest=tokenizer_digest(path),
         geometry=_geometry(decoder),
+        quantization=_quantization(config, weights),
     )
+
+
+def _quantization(config: EngineConfig, weights: Decoder) -> str:
+    """The word that was asked for, or `none` where it comes to that."""
+    nothing = config.quantization == "auto" and not weights.as_stored
+    return "none" if nothing else config.quantization
 
 
 def _model(config: DecoderConfig, weights: Decoder, ops: Ops, engine: EngineConfig) -> DecoderModel:

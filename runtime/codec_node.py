@@ -44,7 +44,7 @@ _LOAD_COUNTS = (
     "max_running",
     "steps",
 )
-_FINGERPRINT = ("protocol", "architecture", "weights", "tokenizer", "geometry")
+_FINGERPRINT = ("protocol", "architecture", "weights", "tokenizer", "geometry", "quantization", "dtype")
 
 
 class LayoutLike(Protocol):

@@ -48,12 +48,14 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """head: hidden -> vocab, the same object as `embedding` when they are tied."""
+    """head: hidden -> vocab, the same object as `embedding` when they are tied. as_stored: whether any matrix
+    is held in few bits because the checkpoint stores it so."""
 
     embedding: Linear
     layers: tuple[DecoderLayer, ...]
     norm: torch.Tensor
     head: Linear
+    as_stored: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -91,6 +91,7 @@ class _Loader:
         self._vector_dtype = engine.activation_dtype
         self._body = storage(engine.quantization, engine.torch_dtype)
         self._ends = storage(engine.quantization, engine.torch_dtype, head=True)
+        self._as_stored = False
 
     def load(self) -> Decoder:
         embedding = self._linear(["model.embed_tokens"], self._ends)
@@ -99,6 +100,7 @@ class _Loader:
             layers=tuple(self._layer(i) for i in range(self._config.layers)),
             norm=self._vector("model.norm.weight"),
             head=embedding if self._config.tied else self._linear(["lm_head"], self._ends),
+            as_stored=self._as_stored,
         )
 
     def _layer(self, index: int) -> DecoderLayer:
@@ -137,8 +139,10 @@ class _Loader:
     def _linear(self, parts: Sequence[str], how: Storage | None = None) -> Linear:
         """The parts' rows one below the other."""
         names = [f"{part}.weight" for part in parts]
-        weight = _moved(load_matrix(self._source, names, how or self._body), self._device)
-        return self._ops.prepare(weight, self._bias(parts))
+        how = how or self._body
+        weight = load_matrix(self._source, names, how)
+        self._as_stored |= how.as_stored and isinstance(weight, QuantizedWeight)
+        return self._ops.prepare(_moved(weight, self._device), self._bias(parts))
 
     def _bias(self, parts: Sequence[str]) -> torch.Tensor | None:
         names = [f"{part}.bias" for part in parts]

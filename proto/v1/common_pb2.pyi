@@ -381,11 +381,17 @@ class Fingerprint(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     GEOMETRY_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.str
     architecture: _builtins.str
     weights: _builtins.str
     tokenizer: _builtins.str
     geometry: _builtins.str
+    quantization: _builtins.str
+    """How matrices are held and multiplied: "none", "auto" (as the checkpoint stores them), "int8", ..."""
+    dtype: _builtins.str
+    """Of what is not quantised: "float32", ..."""
     def __init__(
         self,
         *,
@@ -394,10 +400,12 @@ class Fingerprint(_message.Message):
         weights: _builtins.str = ...,
         tokenizer: _builtins.str = ...,
         geometry: _builtins.str = ...,
+        quantization: _builtins.str = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "geometry", b"geometry", "protocol", b"protocol", "tokenizer", b"tokenizer", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "geometry", b"geometry", "protocol", b"protocol", "quantization", b"quantization", "tokenizer", b"tokenizer", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

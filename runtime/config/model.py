@@ -75,12 +75,13 @@ class EngineConfig(Section):
     """How a node computes. `prefill.engine`, `decode.engine` and `both.engine` override single keys of it."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights that are not quantised, and of KV unless `kv_dtype` says otherwise; auto: float32 on a
-    CPU, bfloat16 elsewhere."""
+    """Type of weights that are not quantised, the same on all nodes, and of KV unless `kv_dtype` says
+    otherwise; auto: float32 on a CPU, bfloat16 elsewhere."""
     quantization: Quantization = "auto"
     """Weights in few bits. auto: as the checkpoint stores them; none: those are dequantised to `dtype`; the
     rest quantise every matrix at loading: int8, int4 (groups of 32), fp8, mxfp4 and nvfp4 the weights alone,
-    ...-w8a8 and ...-w4a8 inputs of products as well, with scales of their own per token."""
+    ...-w8a8 and ...-w4a8 inputs of products as well, with scales of their own per token. The same on all
+    nodes: it decides which tokens come out."""
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"] = "auto"
     """Type of the KV pool; auto: `dtype`. int8 and fp8 (e4m3) keep a scale for each token and head. Prefill
     and decode may differ: KV is converted as it is handed over."""
@@ -152,6 +153,20 @@ class NodesConfig(Section):
     def size(self) -> int:
         """How many nodes, once the configuration is resolved."""
         return self.count or 0
+
+    @property
+    def dense_dtypes(self) -> frozenset[str]:
+        """What the nodes hold in `engine.dtype` is of these types, by the devices they run on."""
+        dense = self.engine.quantization in ("auto", "none")
+
+        def of(device: str) -> str:
+            if device == "cpu" and not dense:  # activations, and what is no matrix
+                return "float32"
+            if self.engine.dtype != "auto":
+                return self.engine.dtype
+            return "float32" if device == "cpu" else "bfloat16"
+
+        return frozenset(map(of, self.devices[: self.size]))
 
 
 class GrpcConfig(Section):
@@ -253,6 +268,26 @@ class ClusterConfig(Section):
             raise ValueError("router.processes and all node counts are 0: there is nothing to start")
         if self.router.processes == 0 and not self.registries:
             raise ValueError("router.processes is 0: `registries` must name a router for the nodes")
+        return self
+
+    @model_validator(mode="after")
+    def _one_arithmetic(self) -> ClusterConfig:
+        """What `core.model.Fingerprint` demands of nodes, told before any of them is started."""
+        resolved = self.resolved()
+        roles = [role for role in Role if resolved.nodes(role).size]
+        words = {role: resolved.nodes(role).engine.quantization for role in roles}
+        if len(set(words.values())) > 1:
+            told = ", ".join(f"{word} in {role.value}.engine" for role, word in words.items())
+            raise ValueError(
+                f"quantization is {told}: nodes whose weights differ would give different tokens, "
+                "so they refuse to work together"
+            )
+        dtypes = frozenset[str]().union(*(resolved.nodes(role).dense_dtypes for role in roles))
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"weights would be {' on some nodes and '.join(sorted(dtypes))} on others, which would give "
+                "different tokens, so they refuse to work together: set engine.dtype for all"
+            )
         return self
 
     def _resolved_nodes(self, nodes: NodesConfig, count: int) -> NodesConfig:

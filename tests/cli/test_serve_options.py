@@ -20,14 +20,15 @@ def test_options_become_settings(cli: Cli, served: list[ClusterConfig]) -> None:
     assert (config.decode.engine.max_running, config.prefill.engine.max_running) == (3, 64)
 
 
-def test_weights_may_be_quantised_by_role(cli: Cli, served: list[ClusterConfig]) -> None:
-    args = ("--dtype", "bfloat16", "--quantization", "int8-w8a8", "--set", "decode.engine.quantization=int4")
+def test_weights_are_quantised_for_all_roles_alike(cli: Cli, served: list[ClusterConfig]) -> None:
+    args = ("--dtype", "bfloat16", "--quantization", "int8-w8a8")
     assert cli("serve", *args).code == 0
     engines = served[0].prefill.engine, served[0].decode.engine
-    assert [(engine.dtype, engine.quantization) for engine in engines] == [
-        ("bfloat16", "int8-w8a8"),
-        ("bfloat16", "int4"),
-    ]
+    assert [(engine.dtype, engine.quantization) for engine in engines] == [("bfloat16", "int8-w8a8")] * 2
+    refused = cli("serve", *args, "--set", "decode.engine.quantization=int4")
+    assert refused.code != 0
+    assert "quantization is int8-w8a8 in prefill.engine, int4 in decode.engine" in refused.err
+    assert len(served) == 1
 
 
 def test_the_type_of_kv_may_differ_by_role(cli: Cli, served: list[ClusterConfig]) -> None:

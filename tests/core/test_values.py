@@ -46,7 +46,11 @@ def test_roles_say_what_they_do() -> None:
 
 
 def test_a_fingerprint_names_what_differs() -> None:
-    one = Fingerprint("1", "llama", "w1", "t", "g")
+    one = Fingerprint("1", "llama", "w1", "t", "g", "auto", "float32")
     assert one.differing(one) == []
-    other = Fingerprint("1", "llama", "w2", "t", "h")
-    assert one.differing(other) == ["weights (w1 against w2)", "geometry (g against h)"]
+    other = Fingerprint("1", "llama", "w2", "t", "h", "int8", "float32")
+    assert one.differing(other) == [
+        "weights (w1 against w2)",
+        "geometry (g against h)",
+        "quantization (auto against int8)",
+    ]

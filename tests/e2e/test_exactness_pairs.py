@@ -10,7 +10,7 @@ import pytest
 import structlog
 import torch
 
-from baton.core.errors import FailedPrecondition
+from baton.core.errors import BatonError, FailedPrecondition
 from baton.core.load import Role
 from baton.runtime.client.types import Completion
 from tests.e2e.cluster import config, eventually
@@ -87,10 +87,44 @@ async def test_a_node_with_another_model_is_refused(
             await cluster.settled()
 
 
+# The item, and the odd node's engine.
+APART: list[tuple[str, dict[str, str]]] = [
+    (r"quantization \(int8 against none\)", {"quantization": "int8"}),
+    (r"quantization \(int8-w8a8 against none\)", {"quantization": "int8-w8a8"}),
+    (r"dtype \(bfloat16 against float32\)", {"dtype": "bfloat16", "kv_dtype": "float32"}),
+]
+
+
+@pytest.mark.parametrize("odd", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize(("item", "engine"), APART)
+async def test_a_node_with_other_arithmetic_is_refused(
+    item: str, engine: dict[str, str], odd: Role, model: tuple[Path, Reference], case: Case
+) -> None:
+    """It would give other tokens for the same model. One that means the same by another word fits."""
+    counts = {Role.PREFILL: {"prefill": 0}, Role.DECODE: {"decode": 0}}
+    async with inprocess(config(model[0], **QUIET, **counts[odd])) as cluster:
+        await cluster.add(config(model[0], **QUIET, engine=engine), odd, index=7)
+
+        async def not_told() -> str:
+            try:
+                await cluster.client.generate(case.prompt, max_tokens=4, timeout_s=REFUSED_WITHIN_S)
+            except FailedPrecondition as error:
+                return "" if f"{odd.value}-7" in str(error) and re.search(item, str(error)) else str(error)
+            except BatonError as error:  # it has not announced itself yet
+                return str(error)
+            raise AssertionError("it was served")
+
+        await eventually(not_told, REFUSED_WITHIN_S)
+        await cluster.add(config(model[0], **QUIET, engine={"quantization": "auto"}), odd)
+        await cluster.up("prefill-0", "decode-0")
+        await exact(cluster, case)
+        await cluster.settled()
+
+
 @pytest.mark.parametrize("half", [Role.PREFILL, Role.DECODE])
 async def test_another_kv_type_is_converted(half: Role, model: tuple[Path, Reference], case: Case) -> None:
-    """One side computes in bfloat16, so the answer is not the reference's; but it is as likely as it says."""
-    settings = {f"{half.value}_nodes": {"engine": {"dtype": "bfloat16"}}}
+    """One side keeps KV in bfloat16, so the answer is not the reference's; but it is as likely as it says."""
+    settings = {f"{half.value}_nodes": {"engine": {"kv_dtype": "bfloat16"}}}
     async with inprocess(config(model[0], **QUIET, **settings)) as cluster:
         answer = await cluster.client.generate(
             case.prompt, max_tokens=3, temperature=0.0, logprobs=0, ignore_eos=True

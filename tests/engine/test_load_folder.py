@@ -67,6 +67,20 @@ def test_fingerprint_tells_models_apart(folder: Path, tmp_path: Path) -> None:
     assert "rope=default:500" in _load(folder).fingerprint.geometry
 
 
+def test_fingerprint_tells_arithmetic_apart(folder: Path) -> None:
+    """What is done, not what was asked for: nothing is quantised in this folder."""
+    mine = _load(folder).fingerprint
+    assert (mine.quantization, mine.dtype) == ("none", "float32")
+    assert mine == _load(folder, quantization="none", dtype="float32", kv_dtype="int8").fingerprint
+
+    def differing(**settings: str) -> list[str]:
+        return mine.differing(_load(folder, **settings).fingerprint)
+
+    assert differing(quantization="int8") == ["quantization (none against int8)"]
+    assert differing(quantization="int8", dtype="bfloat16") == ["quantization (none against int8)"]
+    assert differing(dtype="bfloat16") == ["dtype (float32 against bfloat16)"]
+
+
 def test_shards_are_read_as_one(folder: Path) -> None:
     whole = _load(folder)
     tensors = load_file(folder / "model.safetensors")

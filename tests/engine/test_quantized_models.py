@@ -111,6 +111,16 @@ def test_runs_as_stored_and_dequantised(name: str, original: Path, tmp_path: Pat
     assert bytes_dequantised == dense_bytes
 
 
+def test_its_fingerprint_says_how_it_is_held(original: Path, tmp_path: Path) -> None:
+    options, make, _ = next(iter(CHECKPOINTS.values()))
+    stored, _ = _checkpoints(original, tmp_path, options, make)
+    as_stored, dequantised, anew = (
+        load(EngineConfig(str(stored), quantization=word)).fingerprint for word in ("auto", "none", "int8")
+    )
+    assert as_stored.differing(dequantised) == ["quantization (auto against none)"]
+    assert anew.differing(as_stored) == ["quantization (int8 against auto)"]
+
+
 def test_a_dense_checkpoint_is_quantised_when_it_is_loaded(original: Path) -> None:
     wanted, dense_bytes = _nll(original)
     for quantization, share in (

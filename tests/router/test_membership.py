@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import grpc
@@ -99,7 +99,7 @@ async def test_a_node_of_another_model_is_refused_by_name_of_what_differs() -> N
     async with router_with(node) as cluster:
         await other.start()
         facts = other.registration()
-        for item in ("weights", "tokenizer", "geometry", "architecture", "protocol"):
+        for item in (field.name for field in fields(facts.model.fingerprint)):
             fingerprint = replace(facts.model.fingerprint, **{item: "another"})
             wrong = replace(facts, model=replace(facts.model, fingerprint=fingerprint))
             error = await refused(cluster, registration_to_proto(wrong))

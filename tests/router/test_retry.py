@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.core.errors import BatonError, Code, error_for
@@ -245,7 +247,7 @@ def test_text_is_never_continued_by_other_weights() -> None:
     bench.one_of_each()
     bench.arrive("r")
     bench.tokens("r", "p", 0, 10)
-    other = {"fingerprint": type(FINGERPRINT)("1", "llama", "w1", "t0", "g0")}
+    other = {"fingerprint": replace(FINGERPRINT, weights="w1")}
     bench.join(node("p2", Role.PREFILL, **other), node("d2", Role.DECODE, **other))
     assert not of(Dispatch, bench.lose("d"))
     [reject] = of(Reject, bench.run_until(bench.now + 1.5))

@@ -42,7 +42,9 @@ from baton.router.events import (
 )
 from baton.router.machine import RouterMachine
 
-FINGERPRINTS = [Fingerprint("1", "llama", weights, "t", "g") for weights in ("w0", "w0", "w0", "w1")]
+FINGERPRINTS = [
+    Fingerprint("1", "llama", weights, "t", "g", "none", "float32") for weights in ("w0", "w0", "w0", "w1")
+]
 TOKEN = 1000
 
 

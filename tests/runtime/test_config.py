@@ -227,7 +227,7 @@ def test_lists_on_one_line(written: str) -> None:
 
 
 def test_a_list_replaces_a_list_and_devices_may_have_colons(tmp_path: Path) -> None:
-    path = write(tmp_path, "prefill: {devices: ['cuda:0', 'cuda:1', cpu]}\n")
+    path = write(tmp_path, "engine: {dtype: float32}\nprefill: {devices: ['cuda:0', 'cuda:1', cpu]}\n")
     assert load_config(path).prefill.devices == ("cuda:0", "cuda:1", "cpu")
     assert load_config(path, flags={"prefill.devices": "cuda:2"}).prefill.devices == ("cuda:2",)
 
@@ -326,3 +326,37 @@ def test_the_schema_lists_every_key_with_its_meaning() -> None:
 def test_the_served_name_comes_from_the_model(model: str, name: str) -> None:
     assert load_config(flags={"model": model}).name == name
     assert load_config(flags={"model": model, "served_name": "x"}).name == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "prefill: {engine: {quantization: int8}}",
+            "quantization is int8 in prefill.engine, auto in decode.engine: nodes whose weights differ",
+        ),
+        (
+            "decode: {count: 1, engine: {quantization: fp8}}\nboth: {count: 1, engine: {quantization: none}}",
+            "quantization is fp8 in decode.engine, none in both.engine",
+        ),
+        ("decode: {engine: {dtype: bfloat16}}", "bfloat16 on some nodes and float32 on others"),
+        ("decode: {devices: ['cuda:0']}", "bfloat16 on some nodes and float32 on others"),
+    ],
+)
+def test_nodes_that_would_give_different_tokens_are_refused(text: str, told: str, tmp_path: Path) -> None:
+    said = refused(write(tmp_path, text))
+    assert told in said
+    assert said.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prefill: {engine: {kv_dtype: int8}}\ndecode: {engine: {kv_dtype: fp8}}",
+        "prefill: {engine: {dtype: float32}}",  # what auto is on a CPU
+        "engine: {dtype: bfloat16}\ndecode: {devices: ['cuda:0']}",
+        "both: {count: 1}\ndecode: {engine: {quantization: int8}}",  # no such node here
+    ],
+)
+def test_nodes_that_give_the_same_tokens_may_differ_otherwise(text: str, tmp_path: Path) -> None:
+    load_config(write(tmp_path, text))
