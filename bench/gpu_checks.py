@@ -12,13 +12,17 @@ from baton.kernels import sample
 from baton.kernels.attention import KvLayer
 from baton.kernels.attention import reference as reference_attention
 from baton.kernels.attention import triton as paged
-from baton.kernels.attention.kv_layer import CODE_MAX, quantize_kv
+from baton.kernels.attention.kv_layer import CODE_MAX, dequantize_kv, quantize_kv
+from baton.kernels.blocks import KvVectors
+from baton.kernels.blocks import triton as triton_blocks
 from baton.kernels.linear import reference as reference_linear
 from baton.kernels.linear import triton as linear
 from baton.kernels.linear.reference import round_activations
 from baton.kernels.logits import LogitEdits
 from baton.kernels.logits import reference as reference_logits
 from baton.kernels.logits import triton as triton_logits
+from baton.kernels.merge_states import reference as reference_merge
+from baton.kernels.merge_states import triton as triton_merge
 from baton.kernels.moe import ExpertMlp
 from baton.kernels.moe import reference as reference_moe
 from baton.kernels.moe import triton as moe
@@ -56,6 +60,7 @@ def checks(device: torch.device, sizes: Sizes) -> Iterator[Check]:
     yield from _experts(noise, sizes)
     yield from _small(noise, sizes)
     yield from _written(noise, sizes)
+    yield from _converted(noise, sizes)
     yield from _chosen(noise, sizes)
 
 
@@ -70,6 +75,11 @@ def _attention(noise: Noise, sizes: Sizes) -> Iterator[Check]:
     prefix = half // BLOCK_SIZE * BLOCK_SIZE
     rows = [(prefix + own, length) for own, length in ((0, 1), (5, 1), (40, 3), (1, 1))]
     yield _attends("cascade", step(noise, sizes.heads, rows, prefix=prefix), 3e-2)
+    heads, _, head_dim = sizes.heads
+    tokens = (sizes.tokens, heads)
+    states = [noise(*tokens, head_dim), noise(*tokens), noise(*tokens, head_dim), noise(*tokens)]
+    want, _ = reference_merge.merge_states(*(part.double() for part in states))
+    yield Check("merge of states", _furthest(triton_merge.merge_states(*states)[0], want), 1e-5)
 
 
 def _attends(name: str, one: Step, bound: float) -> Check:
@@ -84,6 +94,10 @@ def _products(noise: Noise, sizes: Sizes) -> Iterator[Check]:
             made = noise(outputs, inputs, dtype=torch.bfloat16)
             weight = made if name == "dense" else quantize(made, scheme(name))
             layer = linear.prepare(weight)
+            if isinstance(weight, QuantizedWeight):
+                ids = torch.arange(outputs - 1, 0, -3, device=noise.device)[:50]
+                differing = float((layer.rows(ids) != dequantize(weight.rows(ids))).sum())
+                yield Check(f"{name} rows, {inputs} x {outputs}", differing, 0.0)
             odd = name == "dense" or inputs == 331
             for dtype in (torch.bfloat16,) if odd else (torch.bfloat16, torch.float16):
                 x = noise(sizes.tokens, inputs, dtype=dtype)
@@ -164,6 +178,23 @@ def _written(noise: Noise, sizes: Sizes) -> Iterator[Check]:
         stored = codes.view(torch.uint8)[slots.blocks, :, slots.offsets]
         differing += float((stored != vectors.to(dtype).view(torch.uint8)).sum())
         yield Check(f"stored KV, {_short(dtype)}", differing, 0.0)
+
+
+def _converted(noise: Noise, sizes: Sizes) -> Iterator[Check]:
+    """KV from one dtype to another."""
+    _, kv_heads, head_dim = sizes.heads
+    shape = (sizes.tokens, 3, 2, BLOCK_SIZE, kv_heads, head_dim)
+    given = KvVectors(noise(*shape, dtype=torch.bfloat16))
+    for dtype in CODE_MAX:
+        codes, scales = quantize_kv(given.values, dtype)
+        got = KvVectors(torch.empty_like(codes), torch.empty_like(scales))
+        triton_blocks.convert(got, given)
+        differing = float((got.values.view(torch.uint8) != codes.view(torch.uint8)).sum())
+        yield Check(f"bfloat16 KV to {_short(dtype)}", differing, 0.0)
+        back = KvVectors(torch.empty(shape, dtype=torch.float32, device=noise.device))
+        triton_blocks.convert(back, got)
+        differing = float((back.values != dequantize_kv(codes, scales)).sum())
+        yield Check(f"{_short(dtype)} KV to float32", differing, 0.0)
 
 
 def _chosen(noise: Noise, sizes: Sizes) -> Iterator[Check]:

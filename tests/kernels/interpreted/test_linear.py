@@ -53,7 +53,7 @@ def test_schemes(shape: tuple[int, int], name: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES[1:])
-@pytest.mark.parametrize("name", ["int8", "int4"])  # test_gpu_check has all
+@pytest.mark.parametrize("name", ["int8", "int4", "mxfp4", "int4-w4a8"])
 def test_dtypes(name: str, dtype: torch.dtype, tolerance: float) -> None:
     check(quantize(noise(40, 160), scheme(name)), noise(17, 160, seed=1).to(dtype), tolerance)
 
