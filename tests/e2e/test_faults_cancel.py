@@ -38,6 +38,7 @@ from tests.relay import Relay
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MAX_RUNNING = 8
+WIDE = 4096  # so that a step takes about a millisecond: a cancel can then come in the middle of something
 NAMES = ("router-0", "prefill-0", "decode-0")
 
 
@@ -54,7 +55,7 @@ class World:
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("cancel")
-    model, reference = tiny(folder)
+    model, reference = tiny(folder, intermediate_size=WIDE)
     cases = [solid_case(reference, 5 + i, 8, prefix=[40 + i]) for i in range(8)]
     streaming, long = solid_case(reference, 5, 150), solid_case(reference, 400, 4)
     engine = {"chunk_tokens": 4, "max_batch_tokens": 8, "max_running": MAX_RUNNING}
