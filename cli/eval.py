@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -49,21 +49,29 @@ class Result:
 
 def evaluate(engines: Sequence[EngineConfig], sample: Sample, *, as_json: bool) -> None:
     """Measure each, one after the other, and print how they compare with the first."""
-    token_ids, prefix = _tokens(sample, engines[0].model)
+    tokens = _tokens(sample, engines[0].model)
     results: list[Result] = []
+    try:
+        for result in _each(engines, tokens, sample.windows):
+            first = results[0] if results else result
+            results.append(replace(result, change=result.perplexity / first.perplexity - 1))
+    finally:  # a combination that cannot run does not lose what took minutes before it
+        if results and as_json:
+            print(json.dumps([asdict(result) for result in results]))
+        elif results:
+            answers.print(_table(results))
+
+
+def _each(
+    engines: Sequence[EngineConfig], tokens: tuple[list[int], list[int]], windows: Windows
+) -> Iterator[Result]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=notes, transient=True) as progress:
         for engine in engines:
             name = f"{engine.quantization} weights, {engine.kv_dtype} KV"
-            task = progress.add_task(name, total=len(token_ids) - 1)
-            result = _measure(engine, (token_ids, prefix), sample.windows, _updating(progress, task))
-            first = results[0].perplexity if results else result.perplexity
-            results.append(replace(result, change=result.perplexity / first - 1))
+            task = progress.add_task(name, total=len(tokens[0]) - 1)
+            yield _measure(engine, tokens, windows, _updating(progress, task))
             progress.remove_task(task)
-    if as_json:
-        print(json.dumps([asdict(result) for result in results]))
-    else:
-        answers.print(_table(results))
 
 
 def combinations(

@@ -72,3 +72,14 @@ def test_mistakes_are_told(cli: Cli, model: str, text: str, options: list[str], 
     done = cli("eval", model, "--text", text, *options)
     assert done.code == 2
     assert message in done.err
+
+
+def test_what_was_measured_outlives_a_combination_that_cannot_run(
+    cli: Cli, text: str, tmp_path: Path
+) -> None:
+    model = str(write_model(tmp_path / "gemma2", "gemma2"))  # transformers' own code runs it, unquantised
+    sizes = ("--text", text, "--tokens", "40", "--window", "24")
+    done = cli("eval", model, *sizes, "--quantization", "none,int4", "--json")
+    assert done.code == 2
+    assert [result["quantization"] for result in json.loads(done.out)] == ["none"]
+    assert "quantization" in done.err
