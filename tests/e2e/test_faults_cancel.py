@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -38,7 +38,11 @@ from tests.relay import Relay
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MAX_RUNNING = 8
-WIDE = 4096  # so that a step takes about a millisecond: a cancel can then come in the middle of something
+# A step takes about a millisecond, and a cancel some messages between processes: enough has to be asked for
+# that it comes in the middle.
+WIDE = 4096
+LASTING = 480  # tokens of an answer
+CHUNKED = 16  # long prompts at once
 NAMES = ("router-0", "prefill-0", "decode-0")
 
 
@@ -47,6 +51,7 @@ class World:
     cluster: Cluster
     cases: list[Case]
     streaming: Case
+    lasting: Case  # never answered to its end, so whatever that would be
     long: Case
     log: Path
 
@@ -58,11 +63,12 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     model, reference = tiny(folder, intermediate_size=WIDE)
     cases = [solid_case(reference, 5 + i, 8, prefix=[40 + i]) for i in range(8)]
     streaming, long = solid_case(reference, 5, 150), solid_case(reference, 400, 4)
-    engine = {"chunk_tokens": 4, "max_batch_tokens": 8, "max_running": MAX_RUNNING}
+    lasting = replace(streaming, want=replace(streaming.want, token_ids=[0] * LASTING))
+    engine = {"chunk_tokens": 4, "max_batch_tokens": 8, "max_running": MAX_RUNNING, "num_blocks": 1024}
     log = folder / "log"
     async with running(config(model, engine=engine), log) as cluster:
         await exact(cluster, cases[0])
-        yield World(cluster, cases, streaming, long, log)
+        yield World(cluster, cases, streaming, lasting, long, log)
 
 
 async def test_many_leave_and_the_others_stay(world: World) -> None:
@@ -102,21 +108,29 @@ async def test_a_cancel_in_each_state(world: World) -> None:
         steps = (await cluster.node("decode-0")).load.steps
         cluster.signal("prefill-0", signal.SIGSTOP)
         try:
-            held = [Streaming(cluster, world.streaming, salt=f"held {round_number} {i}") for i in range(8)]
+            held = [Streaming(cluster, world.lasting, salt=f"held {round_number} {i}") for i in range(8)]
             await until(lambda: _in_flight(cluster, 8), what="sent")
             await asyncio.gather(*(stream.cancelled() for stream in held))
         finally:
             cluster.signal("prefill-0", signal.SIGCONT)
         await cluster.idle(PATIENCE_S)
-        # The cancel follows the request, so a few tokens may be made before it is known.
-        assert (await cluster.node("decode-0")).load.steps < steps + len(world.streaming.want.token_ids) / 2
-        chunks = Streaming(cluster, world.long, salt=f"chunk {round_number}")
+        # The cancel follows the request, so some tokens may be made before it is known.
+        assert (await cluster.node("decode-0")).load.steps < steps + LASTING / 2
+        chunks = [Streaming(cluster, world.long, salt=f"chunk {round_number} {i}") for i in range(CHUNKED)]
         await load_is(cluster, "prefill-0", running=1)
-        await chunks.cancelled()
+        await _in_chunks_cancelled(chunks)
         running = Streaming(cluster, world.streaming, salt=f"running {round_number}")
         await running.some(5)
         await running.cancelled()
         await cluster.idle(PATIENCE_S)
+
+
+async def _in_chunks_cancelled(streams: list[Streaming]) -> None:
+    """They run two by two, in order: the first may be over by now, the second half is not."""
+    for stream in streams:
+        stream.stream.cancel()
+    ends = [await stream.end() for stream in streams]
+    assert all(isinstance(ended, Cancelled) for ended in ends[len(ends) // 2 :]), ends
 
 
 async def _in_flight(cluster: Cluster, least: int) -> bool:
