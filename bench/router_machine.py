@@ -31,7 +31,7 @@ from baton.router.machine_config import RouterConfig
 NODES = 16
 STREAMS = 256
 TOKENS = 100
-FINGERPRINT = Fingerprint("1", "llama", "w", "t", "g", "none", "float32")
+FINGERPRINT = Fingerprint("1", "llama", "w", "t", "g", "none", "float32", "native")
 
 
 def machine() -> RouterMachine:

@@ -63,7 +63,7 @@ class StubConfig:
     eos_token_ids: tuple[int, ...] = (2,)
     fingerprint: Fingerprint = field(
         default_factory=lambda: Fingerprint(
-            str(PROTOCOL_VERSION), "stub", "w0", "t0", "g0", "none", "float32"
+            str(PROTOCOL_VERSION), "stub", "w0", "t0", "g0", "none", "float32", "native"
         )
     )
     report_s: float = 0.1

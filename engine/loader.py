@@ -68,6 +68,7 @@ class LoadedModel:
             geometry=self.geometry,
             quantization=self.quantization,
             dtype=self.config.dense_dtype,
+            kernels=self.backend,
         )
 
     def kv_shape(self, num_blocks: int) -> KvShape:

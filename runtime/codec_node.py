@@ -44,7 +44,16 @@ _LOAD_COUNTS = (
     "max_running",
     "steps",
 )
-_FINGERPRINT = ("protocol", "architecture", "weights", "tokenizer", "geometry", "quantization", "dtype")
+_FINGERPRINT = (
+    "protocol",
+    "architecture",
+    "weights",
+    "tokenizer",
+    "geometry",
+    "quantization",
+    "dtype",
+    "kernels",
+)
 
 
 class LayoutLike(Protocol):

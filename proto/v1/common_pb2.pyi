@@ -383,6 +383,7 @@ class Fingerprint(_message.Message):
     GEOMETRY_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.str
     architecture: _builtins.str
     weights: _builtins.str
@@ -392,6 +393,8 @@ class Fingerprint(_message.Message):
     """How matrices are held and multiplied: "none", "auto" (as the checkpoint stores them), "int8", ..."""
     dtype: _builtins.str
     """Of what is not quantised: "float32", ..."""
+    kernels: _builtins.str
+    """Which kernels compute: "native", "torch", ... Each rounds in its own way."""
     def __init__(
         self,
         *,
@@ -402,10 +405,11 @@ class Fingerprint(_message.Message):
         geometry: _builtins.str = ...,
         quantization: _builtins.str = ...,
         dtype: _builtins.str = ...,
+        kernels: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "geometry", b"geometry", "protocol", b"protocol", "quantization", b"quantization", "tokenizer", b"tokenizer", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "geometry", b"geometry", "kernels", b"kernels", "protocol", b"protocol", "quantization", b"quantization", "tokenizer", b"tokenizer", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

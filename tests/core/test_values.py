@@ -46,11 +46,12 @@ def test_roles_say_what_they_do() -> None:
 
 
 def test_a_fingerprint_names_what_differs() -> None:
-    one = Fingerprint("1", "llama", "w1", "t", "g", "auto", "float32")
+    one = Fingerprint("1", "llama", "w1", "t", "g", "auto", "float32", "native")
     assert one.differing(one) == []
-    other = Fingerprint("1", "llama", "w2", "t", "h", "int8", "float32")
+    other = Fingerprint("1", "llama", "w2", "t", "h", "int8", "float32", "torch")
     assert one.differing(other) == [
         "weights (w1 against w2)",
         "geometry (g against h)",
         "quantization (auto against int8)",
+        "kernels (native against torch)",
     ]

@@ -16,7 +16,7 @@ from baton.kv_transfer.layout import KvLayout
 from baton.proto.v1 import decode_node_pb2 as pb
 from baton.runtime import codec_node
 
-FINGERPRINT = Fingerprint("1", "fake", "w", "t", "g", "none", "float32")
+FINGERPRINT = Fingerprint("1", "fake", "w", "t", "g", "none", "float32", "native")
 LAYOUT = KvLayout(4, 0, 2, 0, 1, 8, "float32", 16)
 FACTS = Facts("decode", "d1", "host", ModelInfo("fake", 100, 64, (), FINGERPRINT), LAYOUT, 3.0)
 LINK = "prefill/p1"

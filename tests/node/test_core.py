@@ -27,7 +27,9 @@ from tests.fake_kv import FakeMemory, reference, run
 BLOCK = 4
 BLOCKS = 17
 MAX_LEN = (BLOCKS - 1) * BLOCK
-INFO = ModelInfo("fake", 1 << 31, MAX_LEN, (), Fingerprint("1", "fake", "w", "t", "g", "none", "float32"))
+INFO = ModelInfo(
+    "fake", 1 << 31, MAX_LEN, (), Fingerprint("1", "fake", "w", "t", "g", "none", "float32", "native")
+)
 
 
 class Runner:

@@ -30,7 +30,7 @@ from baton.router.events import (
 from baton.router.machine import RouterMachine
 from baton.router.machine_config import RouterConfig
 
-FINGERPRINT = Fingerprint("1", "llama", "w0", "t0", "g0", "none", "float32")
+FINGERPRINT = Fingerprint("1", "llama", "w0", "t0", "g0", "none", "float32", "native")
 E = TypeVar("E")
 
 

@@ -43,7 +43,8 @@ from baton.router.events import (
 from baton.router.machine import RouterMachine
 
 FINGERPRINTS = [
-    Fingerprint("1", "llama", weights, "t", "g", "none", "float32") for weights in ("w0", "w0", "w0", "w1")
+    Fingerprint("1", "llama", weights, "t", "g", "none", "float32", "native")
+    for weights in ("w0", "w0", "w0", "w1")
 ]
 TOKEN = 1000
 

@@ -161,7 +161,9 @@ def registration() -> Registration:
         decode_samples=((3, 4, 0.25),),
         transfer_samples=((2**33, 0.125),),
     )
-    model = ModelInfo("m", 331, 64, (2, 5), Fingerprint("1", "llama", "w", "t", "g", "none", "float32"))
+    model = ModelInfo(
+        "m", 331, 64, (2, 5), Fingerprint("1", "llama", "w", "t", "g", "none", "float32", "native")
+    )
     layout = LayoutFacts(4, 0, 4, 0, 2, 16, "float32", 100)
     return Registration("n1", "inc", "127.0.0.1:1", "tcp://127.0.0.1:2", "host", 7, model, layout, 512, load)
 
