@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from baton.kernels.attention.kv_layer import CODE_MAX, KvLayer, record_bytes, split_records
+from baton.kernels.native import memory as pages
+
+# Of what caches hold, huge pages make nothing faster.
+_LARGE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,15 @@ class KvPool:
     quantised, codes is `tensor` and scales is None.
 
     memory: a flat tensor of any dtype with room for the pool (shared memory, say), used in place; None: the
-    pool allocates its own, zeroed. Memory given is taken as it is: blocks are cleared before their first use.
+    pool allocates its own, zeroed, in huge pages if it is large. Memory given is taken as it is: blocks are
+    cleared before their first use.
     """
 
     def __init__(self, shape: KvShape, memory: torch.Tensor | None = None) -> None:
         self.shape = shape
         if memory is None:
-            self._bytes = torch.zeros(shape.num_blocks, shape.block_bytes, dtype=torch.uint8)
+            new = pages.empty if shape.total_bytes >= _LARGE_BYTES else torch.zeros
+            self._bytes = new((shape.num_blocks, shape.block_bytes), dtype=torch.uint8)
         else:
             self._bytes = _view(memory, shape)
             self._bytes[0].zero_()

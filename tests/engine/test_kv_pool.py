@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,22 @@ def test_clear_touches_those_blocks_only() -> None:
     pool.clear([2, 4])
     pool.clear([])
     assert [bool((block == 0).all()) for block in pool.tensor] == [False, False, True, False, True]
+
+
+def test_a_large_pool_lies_in_huge_pages_of_zeros() -> None:
+    shape = replace(SHAPE, num_blocks=(16 << 20) // SHAPE.block_bytes + 1)
+    pool = KvPool(shape)
+    assert pool.tensor.nbytes == shape.total_bytes
+    assert not pool.tensor.any()
+    assert pool.tensor.data_ptr() % 64 == 0
+    at, flags = pool.tensor.data_ptr(), ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and all(part.isalnum() for part in first.split("-")):
+            begin, end = (int(part, 16) for part in first.split("-"))
+        elif first == "VmFlags:" and begin <= at < end:
+            flags = rest
+    assert "hg" in flags.split()  # asked for
 
 
 def test_layers_are_views() -> None:
