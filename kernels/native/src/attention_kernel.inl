@@ -147,7 +147,8 @@ template <int R>
 [[gnu::noinline]] static void weights_of(const Query* queries, const TileView& tile, const TileShape& shape,
                                          float* scores, float* factors) {
   for (int r = 0; r < R; ++r) {
-    const float most = std::max(queries[r].state->max, prepare_scores(queries[r], shape, tile.key_scales, scores + r * kTile));
+    const float here = prepare_scores(queries[r], shape, tile.key_scales, scores + r * kTile);
+    const float most = std::max(queries[r].state->max, here);
     factors[r] = queries[r].state->max - most;
     queries[r].state->max = most;
   }
