@@ -10,10 +10,7 @@ static inline void score_few_lanes(const Vectors16 (&from)[G], const float* cons
   F16 sums[G][R];
   for (int g = 0; g < G; ++g) {
     for (int r = 0; r < R; ++r) sums[g][r] = F16::zero();
-    // Vector after vector, as they lie in memory: faster than a line of each, then the next of each.
-    for (int i = 0; i < kLanes; ++i) {
-      for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(from[g].base + i * from[g].stride + at, _MM_HINT_T0);
-    }
+    touch(from[g], bytes);
   }
   for (int64_t offset = 0; offset < bytes; offset += kStepBytes) {
     const int64_t d = offset / Kv::kBytes;

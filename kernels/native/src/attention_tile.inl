@@ -137,6 +137,13 @@ class Vectors {
   bool in_place_;
 };
 
+// Vector after vector, as they lie in memory: faster than a line of each, then the next of each.
+static inline void touch(Vectors16 from, int64_t bytes) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(from.base + i * from.stride + at, _MM_HINT_T0);
+  }
+}
+
 template <class Kv>
 static void load_keys(const AttentionArgs& args, const Slots& slots, int64_t head, Ahead& ahead, float* to) {
   constexpr int64_t kElements = kStepBytes / Kv::kBytes;
@@ -145,6 +152,7 @@ static void load_keys(const AttentionArgs& args, const Slots& slots, int64_t hea
   VectorCopies copies;
   for (int at = slots.begin / kLanes * kLanes; at < slots.end; at += kLanes) {
     const Vectors16 from = keys.sixteen(at, copies);
+    touch(from, args.head_dim * Kv::kBytes);
     for (int64_t d = 0; d < args.head_dim; d += kElements) {
       ahead.more(lines);
       float* column = to + d * kTile + at;
