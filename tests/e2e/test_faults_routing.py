@@ -200,14 +200,20 @@ async def test_counters_after_cancels_and_deaths(world: World) -> None:
         await asyncio.sleep(draw.uniform(0, 1.0))
         return await exact(cluster, world.cases[draw.randrange(10)], salt=str(draw.random()))
 
+    streams: list[Streaming] = []
+
+    async def held() -> bool:
+        streams.append(Streaming(cluster, world.streaming, salt=f"dies {len(streams)}"))
+        await streams[-1].some(1)
+        return len(streams) > 5 and (await cluster.node("decode-1")).in_flight > 0
+
     async def death() -> None:
-        streams = [Streaming(cluster, world.streaming, salt=f"dies {i}") for i in range(6)]
-        for stream in streams:
-            await stream.some(1)
         cluster.kill("decode-1")
         answers = [await stream.exact() for stream in streams]
         assert any(answer.timings.retries for answer in answers), "nothing was on the node"
 
+    cluster.signal("decode-1", signal.SIGSTOP)  # else what it has may be over before the kill
+    await until(held, what="held by the node")
     await asyncio.gather(death(), *(cancelled() for _ in range(60)), *(normal() for _ in range(20)))
     await another(cluster, "decode-1", pid)
     await cluster.up(*NODES)
