@@ -1,7 +1,5 @@
 """Buffers start with whatever the process left there: none of it may reach a token."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
