@@ -1,5 +1,6 @@
 """Buffers start with whatever the process left there: none of it may reach a token."""
 
+import os
 import subprocess
 import sys
 
@@ -7,6 +8,8 @@ import pytest
 
 from tests.models import write_model
 
+# All memory comes from the heap and stays in it: the system would give zeroed pages.
+HEAP = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1)}
 CHILD = """
 import sys
 import torch
@@ -19,7 +22,7 @@ greedy = SamplingParams(temperature=0.0)
 for kv in ("float32", "int8", "fp8", "float32", "int8", "fp8"):
     loaded = load(EngineConfig(sys.argv[1], kv_dtype=kv, threads=1, block_size=4))
     runner = loaded.runner(64)
-    junk = [torch.full((k,), float("nan")) for k in (64, 256, 1024, 4096, 16384)]
+    junk = [torch.full((k,), float("nan")) for k in (64, 256, 1024, 4096, 16384, 2**22)]
     del junk
     out = runner.run(Batch((Row(("a", 0), [222], 0, [1], True, greedy, [222], 1),), clear=(1,)))
     assert out.rows[0].token_id is not None, kv
@@ -30,6 +33,10 @@ def test_nan_left_in_freed_memory_reaches_no_token(tmp_path_factory: pytest.Temp
     """In a process of its own, whose freed memory is what comes next."""
     model = str(write_model(tmp_path_factory.mktemp("dirty") / "T", "T"))
     done = subprocess.run(
-        [sys.executable, "-P", "-c", CHILD, model], capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", CHILD, model],
+        env=os.environ | HEAP,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
