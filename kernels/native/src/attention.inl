@@ -51,27 +51,34 @@ static void finish(const AttentionArgs& args, Part part, int64_t token, int64_t 
 // A state in the partial results: output, then max and sum in a line of their own.
 static inline int64_t partial_floats(int64_t padded) { return padded + kLanes; }
 
+static constexpr Slots kNoSlots{};
+
 // One item: its units' queries against tiles in ascending order. A tile that neighbours share is loaded once.
 class ItemRun {
  public:
-  ItemRun(const AttentionArgs& args, const Unit* units, const Item& item, float* partials, AttentionScratch& memory)
-      : args_(args), units_(units), item_(item), partials_(partials), format_(kFormats[args.kv_dtype]) {
+  // next: what this thread takes next, probably; null: nothing.
+  ItemRun(const AttentionArgs& args, const Unit* units, const Item* item, const Item* next, float* partials,
+          AttentionScratch& memory)
+      : args_(args), units_(units), item_(*item), next_(next), partials_(partials), format_(kFormats[args.kv_dtype]) {
     group_ = args.heads / args.kv_heads;
     padded_ = (args.head_dim + kLanes - 1) / kLanes * kLanes;
     tokens_ = 0;
-    for (int64_t i = item.units.begin; i < item.units.end; ++i) tokens_ += units[i].tokens();
+    for (int64_t i = item_.units.begin; i < item_.units.end; ++i) tokens_ += units[i].tokens();
     per_head_ = tokens_ * group_;
-    count_ = per_head_ * (item.heads.end - item.heads.begin);
+    count_ = per_head_ * (item_.heads.end - item_.heads.begin);
     float* tile = memory.tile.floats(kTile * (args.head_dim + padded_ + 2));
     tile_.keys = tile;
     tile_.values = tile + kTile * args.head_dim;
     tile_.key_scales = tile_.values + kTile * padded_;
     tile_.value_scales = tile_.key_scales + kTile;
-    q_ = memory.q.floats(count_ * padded_);
+    // Keys come by steps of kStepBytes, of up to as many elements; beyond the last dimension theirs are 0, and 0 times
+    // whatever memory holds may be NaN, so a query goes on with zeros as well.
+    q_stride_ = (args.head_dim + kStepBytes - 1) / kStepBytes * kStepBytes;
+    q_ = memory.q.floats(count_ * q_stride_);
     states_ = static_cast<State*>(memory.states.take(static_cast<size_t>(count_) * sizeof(State)));
     floats_ = memory.floats.floats(count_ * (padded_ + kLanes));
     queries_ = static_cast<Query*>(memory.queries.take(static_cast<size_t>(per_head_) * sizeof(Query)));
-    folds_ = item.segments.end - item.segments.begin > 1;
+    folds_ = item_.segments.end - item_.segments.begin > 1;
     if (folds_) totals_ = memory.totals.floats(count_ * partial_floats(padded_));
   }
 
@@ -107,9 +114,9 @@ class ItemRun {
     const int64_t whole = args_.head_dim / kLanes * kLanes;
     for_each([&](const Unit& unit, int64_t token, int64_t head, int64_t index) {
       const float* from = args_.q + (unit.first_token + token) * args_.q_stride + head * args_.q_head_stride;
-      float* to = q_ + index * padded_;
+      float* to = q_ + index * q_stride_;
       for (int64_t d = 0; d < whole; d += kLanes) (F16::load(from + d) * scale).store(to + d);
-      for (int64_t d = whole; d < padded_; ++d) to[d] = d < args_.head_dim ? from[d] * args_.scale : 0.0f;
+      for (int64_t d = whole; d < q_stride_; ++d) to[d] = d < args_.head_dim ? from[d] * args_.scale : 0.0f;
       float* own = floats_ + index * (padded_ + kLanes);
       states_[index] = {0, own, own + kLanes};
       if (!folds_) return;
@@ -160,36 +167,51 @@ class ItemRun {
 
   // Units that have this tile's keys in the same blocks; `token` is the first one's, counted over the item.
   void run_shared(Range units, Range keys, int64_t tile, int64_t token) {
-    const int64_t* table = args_.rows->tables + args_.rows->table_starts[units_[units.begin].row];
-    const Slots& slots = slots_of(table, tile, keys);
-    const Slots& next = slots_of(table, tile + 1, units_[units.begin].keys);
-    const int64_t blocks = (kTile / kLanes) * (padded_ / kLanes) * (item_.heads.end - item_.heads.begin);
-    Ahead ahead(args_, next, item_.heads, format_.bytes, blocks * format_.ahead_calls);
+    const Slots& slots = slots_of(units_[units.begin], tile, keys, tile % 2);
+    Ahead ahead = after(units_[units.begin], tile);
     const TileShape shape{args_.head_dim, padded_, args_.softcap, args_.scales != nullptr};
     alignas(64) float scores[kQueries * kTile];
     for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
       const int64_t first = (head - item_.heads.begin) * per_head_ + token * group_;
       const int64_t count = take_seeing(units, tile, first);
-      const bool at_once = count <= kFewest && format_.score_few != nullptr;
+      const bool at_once = count <= kFewest;
       if (at_once) {
         format_.score_few(args_, slots, head, queries_, count, ahead, scores);
       } else {
         format_.load_keys(args_, slots, head, ahead, tile_.keys);
       }
-      format_.load_values(args_, slots, head, count <= kFew, tile_);
+      const bool few = count <= (format_.bytes == sizeof(float) ? kFew : kFewest);
+      const bool in_place = few && padded_ == args_.head_dim;
+      const TakeScores* take = in_place ? format_.take_scores : kTakeScores<KvFp32>;
+      format_.load_values(args_, slots, head, in_place, tile_);
+      tile_.ahead = &ahead;
+      tile_.lines = at_once ? ahead.share(kTile / kPause * 3) : 0;
       if (shape.scaled) load_scales(args_, slots, head, tile_);
       const int64_t groups = (count + kQueries - 1) / kQueries;
       for (int64_t i = 0; i < groups; ++i) {
         const int64_t begin = count * i / groups, end = count * (i + 1) / groups;
         if (!at_once) kScore[end - begin](queries_ + begin, tile_.keys, args_.head_dim, scores);
-        kTakeScores[end - begin](queries_ + begin, tile_, shape, scores);
+        take[end - begin](queries_ + begin, tile_, shape, scores);
       }
     }
   }
 
+  // The tile that comes next: of this item, or of the next one.
+  Ahead after(const Unit& unit, int64_t tile) {
+    const int64_t end = std::min(unit.keys.end, item_.segments.end * kSegment);
+    if ((tile + 1) * kTile < end) {
+      return {args_, slots_of(unit, tile + 1, unit.keys, (tile + 1) % 2), item_.heads, format_.bytes};
+    }
+    if (next_ == nullptr) return {args_, kNoSlots, item_.heads, format_.bytes};
+    const Unit& other = units_[next_->units.begin];
+    const int64_t first = std::max(other.keys.begin, next_->segments.begin * kSegment) / kTile;
+    return {args_, slots_of(other, first, other.keys, (tile + 1) % 2), next_->heads, format_.bytes};
+  }
+
   // One tile's slots are found while the tile before it is computed, and then again.
-  const Slots& slots_of(const int64_t* table, int64_t tile, Range keys) {
-    Found& found = found_[tile % 2];
+  const Slots& slots_of(const Unit& unit, int64_t tile, Range keys, int64_t where) {
+    Found& found = found_[where];
+    const int64_t* table = args_.rows->tables + args_.rows->table_starts[unit.row];
     if (found.table != table || found.tile != tile || found.keys.begin != keys.begin || found.keys.end != keys.end) {
       found.table = table;
       found.tile = tile;
@@ -210,7 +232,7 @@ class ItemRun {
         if (begin >= end) continue;
         for (int64_t g = 0; g < group_; ++g) {
           const int64_t index = first + g;
-          queries_[count++] = {q_ + index * padded_, states_ + index, static_cast<int>(begin), static_cast<int>(end)};
+          queries_[count++] = {q_ + index * q_stride_, states_ + index, static_cast<int>(begin), static_cast<int>(end)};
         }
       }
     }
@@ -220,6 +242,7 @@ class ItemRun {
   const AttentionArgs& args_;
   const Unit* units_;
   const Item& item_;
+  const Item* next_;
   float* partials_;
   const KvFormat& format_;
   struct Found {
@@ -232,6 +255,7 @@ class ItemRun {
   bool folds_;
   TileView tile_;
   float* q_;
+  int64_t q_stride_;
   float* floats_;  // what states_ point at
   float* totals_ = nullptr;
   State* states_;
@@ -267,7 +291,9 @@ static void attention(const AttentionArgs& args, Pool& pool) {
   const int64_t together = work.small ? std::max<int64_t>(1, work.item_count) : 1;
   pool.run((work.item_count + together - 1) / together, [&](int64_t chunk) {
     for (int64_t i = chunk * together; i < std::min(work.item_count, (chunk + 1) * together); ++i) {
-      ItemRun(args, work.units, work.items[i], partials, memory).run();
+      const int64_t next = together > 1 ? i + 1 : i + pool.threads();
+      const Item* after = next < work.item_count ? work.items + next : nullptr;
+      ItemRun(args, work.units, work.items + i, after, partials, memory).run();
     }
   });
   if (work.partials == 0) return;

@@ -3,6 +3,7 @@
 // queries go together, or which, changes no bit.
 
 constexpr int kQueries = 6;
+constexpr int kFewest = 4;  // so few are bound by memory
 
 // One query's running softmax over the keys of a segment so far.
 struct State {
@@ -12,7 +13,7 @@ struct State {
 };
 
 struct Query {
-  const float* q;  // [head_dim], scaled
+  const float* q;  // [head_dim], scaled, then zeros to the end of a step of kStepBytes elements
   State* state;
   int begin, end;  // of the tile's keys, those it sees; never empty
 };
@@ -66,18 +67,21 @@ static void score(const Query* queries, const float* keys, int64_t head_dim, flo
 }
 
 // output[r] = output[r] * factors[r] + sum over keys [begin, end) of weights[r][j] * values[j][:], dimensions from `at`
-template <int R, int M>
+template <class Kv, int R, int M>
 static inline void weigh_lanes(State* const* states, const float* factors, const float* weights,
-                               const float* const* values, Range keys, int64_t at) {
+                               const TileView& tile, Range keys, int64_t at) {
   F16 sums[R][M];
   for (int r = 0; r < R; ++r) {
     const F16 factor = F16::set(factors[r]);
     for (int m = 0; m < M; ++m) sums[r][m] = F16::load(states[r]->output + at + m * kLanes) * factor;
   }
   for (int64_t j = keys.begin; j < keys.end; ++j) {
-    const float* from = values[j] + at;
+    if constexpr (R <= kFewest) {
+      if (j % kPause == 0) tile.ahead->more(tile.lines);
+    }
+    const char* from = tile.rows[j] + at * Kv::kBytes;
     F16 value[M];
-    for (int m = 0; m < M; ++m) value[m] = F16::load(from + m * kLanes);
+    for (int m = 0; m < M; ++m) value[m] = Kv::load(from + m * kLanes * Kv::kBytes);
     for (int r = 0; r < R; ++r) {
       const F16 weight = F16::set(weights[r * kTile + j]);
       for (int m = 0; m < M; ++m) sums[r][m] = fma(weight, value[m], sums[r][m]);
@@ -88,16 +92,16 @@ static inline void weigh_lanes(State* const* states, const float* factors, const
   }
 }
 
-template <int R>
-static void weigh(State* const* states, const float* factors, const float* weights,
-                  const float* const* values, Range keys, int64_t padded) {
+template <class Kv, int R>
+static void weigh(State* const* states, const float* factors, const float* weights, const TileView& tile,
+                  Range keys, int64_t padded) {
   constexpr int kMost = BATON_AVX512 ? 4 : R == 1 ? 4 : R == 2 ? 2 : 1;
   int64_t at = 0;
   for (; at + kMost * kLanes <= padded; at += kMost * kLanes) {
-    weigh_lanes<R, kMost>(states, factors, weights, values, keys, at);
+    weigh_lanes<Kv, R, kMost>(states, factors, weights, tile, keys, at);
   }
   if constexpr (kMost > 1) {
-    for (; at < padded; at += kLanes) weigh_lanes<R, 1>(states, factors, weights, values, keys, at);
+    for (; at < padded; at += kLanes) weigh_lanes<Kv, R, 1>(states, factors, weights, tile, keys, at);
   }
 }
 
@@ -137,8 +141,33 @@ static inline float prepare_scores(const Query& query, const TileShape& shape, c
   return max_lane(most);
 }
 
-// The tile's part of R queries' softmax, from their scores [R][kTile], which it overwrites.
+// R queries' scores [R][kTile] with a tile become its values' weights, in place; factors: of what came before it. Not
+// inlined: one for all kinds of values.
 template <int R>
+[[gnu::noinline]] static void weights_of(const Query* queries, const TileView& tile, const TileShape& shape,
+                                         float* scores, float* factors) {
+  for (int r = 0; r < R; ++r) {
+    const float here = prepare_scores(queries[r], shape, tile.key_scales, scores + r * kTile);
+    const float most = std::max(queries[r].state->max, here);
+    factors[r] = queries[r].state->max - most;
+    queries[r].state->max = most;
+  }
+  exp(F16::load(factors)).store(factors);
+  for (int r = 0; r < R; ++r) {
+    const F16 most = F16::set(queries[r].state->max);
+    F16 sums = F16::load(queries[r].state->sums) * F16::set(factors[r]);
+    for (int at = 0; at < kTile; at += kLanes) {
+      F16 weight = exp(F16::load(scores + r * kTile + at) - most);
+      sums = sums + weight;
+      if (shape.scaled) weight = weight * F16::load(tile.value_scales + at);
+      weight.store(scores + r * kTile + at);
+    }
+    sums.store(queries[r].state->sums);
+  }
+}
+
+// The tile's part of R queries' softmax, from their scores [R][kTile], which it overwrites. The tile's values are Kv's.
+template <class Kv, int R>
 static void take_scores(const Query* queries, const TileView& tile, const TileShape& shape, float* scores) {
   alignas(64) float factors[kLanes] = {};
   State* states[R];
@@ -149,28 +178,12 @@ static void take_scores(const Query* queries, const TileView& tile, const TileSh
     all_from = std::max(all_from, queries[r].begin);
     all_to = std::min(all_to, queries[r].end);
   }
-  for (int r = 0; r < R; ++r) {
-    const float most = std::max(states[r]->max, prepare_scores(queries[r], shape, tile.key_scales, scores + r * kTile));
-    factors[r] = states[r]->max - most;
-    states[r]->max = most;
-  }
-  exp(F16::load(factors)).store(factors);
-  for (int r = 0; r < R; ++r) {
-    const F16 most = F16::set(states[r]->max);
-    F16 sums = F16::load(states[r]->sums) * F16::set(factors[r]);
-    for (int at = 0; at < kTile; at += kLanes) {
-      F16 weight = exp(F16::load(scores + r * kTile + at) - most);
-      sums = sums + weight;
-      if (shape.scaled) weight = weight * F16::load(tile.value_scales + at);
-      weight.store(scores + r * kTile + at);
-    }
-    sums.store(states[r]->sums);
-  }
+  weights_of<R>(queries, tile, shape, scores, factors);
   // Keys that all of them see go together. The others, a few at the edges of what each sees, go one by one: a key's
   // values never meet a query that does not see it, even with weight 0.
   if (all_from >= all_to) {
     for (int r = 0; r < R; ++r) {
-      weigh<1>(states + r, factors + r, scores + r * kTile, tile.rows, {queries[r].begin, queries[r].end}, shape.padded);
+      weigh<Kv, 1>(states + r, factors + r, scores + r * kTile, tile, {queries[r].begin, queries[r].end}, shape.padded);
     }
     return;
   }
@@ -178,18 +191,24 @@ static void take_scores(const Query* queries, const TileView& tile, const TileSh
   const bool edge = first < all_from;
   if (edge) {
     for (int r = 0; r < R; ++r) {
-      weigh<1>(states + r, factors + r, scores + r * kTile, tile.rows, {queries[r].begin, all_from}, shape.padded);
+      weigh<Kv, 1>(states + r, factors + r, scores + r * kTile, tile, {queries[r].begin, all_from}, shape.padded);
     }
   }
-  weigh<R>(states, edge ? kOnes : factors, scores, tile.rows, {all_from, all_to}, shape.padded);
+  weigh<Kv, R>(states, edge ? kOnes : factors, scores, tile, {all_from, all_to}, shape.padded);
   for (int r = 0; r < R; ++r) {
     if (queries[r].end == all_to) continue;
-    weigh<1>(states + r, kOnes, scores + r * kTile, tile.rows, {all_to, queries[r].end}, shape.padded);
+    weigh<Kv, 1>(states + r, kOnes, scores + r * kTile, tile, {all_to, queries[r].end}, shape.padded);
   }
 }
 
 using Score = void (*)(const Query*, const float*, int64_t, float*);
 using TakeScores = void (*)(const Query*, const TileView&, const TileShape&, float*);
 static constexpr Score kScore[] = {nullptr, score<1>, score<2>, score<3>, score<4>, score<5>, score<6>};
-static constexpr TakeScores kTakeScores[] = {nullptr,        take_scores<1>, take_scores<2>, take_scores<3>,
-                                             take_scores<4>, take_scores<5>, take_scores<6>};
+template <class Kv>
+static constexpr TakeScores kTakeScores[] = {nullptr,
+                                             take_scores<Kv, 1>,
+                                             take_scores<Kv, 2>,
+                                             take_scores<Kv, 3>,
+                                             take_scores<Kv, 4>,
+                                             take_scores<KvFp32, 5>,
+                                             take_scores<KvFp32, 6>};
