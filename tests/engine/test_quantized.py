@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton.core.batch import Batch, Row
 from baton.core.kvcache import KvCache
 from baton.core.request import SamplingParams
 from baton.engine.config import EngineConfig
@@ -116,11 +117,11 @@ def test_rounded_activations_agree_between_backends(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("quantization", ROUNDED)
+@pytest.mark.parametrize("quantization", [*ROUNDED, "none"])
 def test_a_loud_neighbour_changes_nothing(
     quantization: str, backend: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """QNT3: some tokens' embeddings are a thousand times larger, one is NaN; none is the request's own."""
+    """QNT3: some tokens' embeddings are a thousand times larger; none is the request's own."""
     mine = PROMPTS[2]
     loud = [i for i in range(3, 300) if i not in mine][:8]
     table = load_file(folders["T"] / "model.safetensors")["model.embed_tokens.weight"]
@@ -129,10 +130,36 @@ def test_a_loud_neighbour_changes_nothing(
     options = {"quantization": quantization, "backend": backend}
     [alone] = _logprobs(folder, [mine], **options)
     together = _logprobs(folder, [loud, mine, loud[:3]], **options)[1]
+    assert alone.isfinite().all()
     if backend == "native":
         assert torch.equal(alone, together)
     else:
         torch.testing.assert_close(alone, together, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_neighbour_of_nan_loses_its_own_token_only(
+    backend: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """QNT3. No code stands for NaN, so the table is held as it is."""
+    mine = PROMPTS[2]
+    lost = next(i for i in range(3, 300) if i not in mine)
+    table = load_file(folders["T"] / "model.safetensors")["model.embed_tokens.weight"]
+    table[lost] = torch.nan
+    folder = _edited(folders["T"], tmp_path / "nan", {"model.embed_tokens.weight": table})
+    runner = load(EngineConfig(str(folder), block_size=4, backend=backend)).runner(80)
+    prompts = ([lost] * 5, mine, [lost])
+    rows = [
+        Row((str(i), 0), ids, 0, range(1 + 8 * i, 9 + 8 * i), True, EVERY_POSITION, ids, len(ids))
+        for i, ids in enumerate(prompts)
+    ]
+    [alone] = runner.run(Batch((rows[1],), clear=tuple(range(9, 17)))).rows
+    first, together, last = runner.run(Batch(tuple(rows), clear=tuple(range(1, 25)))).rows
+    assert first.token_id is None
+    assert last.token_id is None
+    assert together.token_id == alone.token_id is not None
+    got, want = ([one.logprob for one in row.prompt_logprobs] for row in (together, alone))
+    assert got == (want if backend == "native" else pytest.approx(want, abs=1e-4))
 
 
 _MEASURE = """
@@ -167,7 +194,6 @@ def test_resident_weights(tmp_path: Path) -> None:
     (bf16, held), (int8, held8), (int4, held4) = map(json.loads, out.splitlines())
     assert int8 <= 0.52 * bf16
     assert int4 <= 0.36 * bf16
-    slack = 6e6  # arenas of the allocator
-    assert held <= bf16 + slack
-    assert held8 <= int8 + slack
-    assert held4 <= int4 + slack
+    slack = 0.3 * int4  # arenas of the allocator; no second copy of anything
+    for counted, resident in ((bf16, held), (int8, held8), (int4, held4)):
+        assert 0.9 * counted <= resident <= counted + slack

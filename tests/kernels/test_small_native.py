@@ -33,6 +33,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.skipif(native.isa() != "avx512", reason="this machine has one of them only")
 def test_both_instruction_sets_give_the_same_bits() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.small_cases"],
