@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,7 @@ def load_decoder(source: WeightSource, config: DecoderConfig, engine: EngineConf
         source = Experts(source)
     wanted = parameter_shapes(config)
     check_complete(source, wanted, ignored=(*_IGNORED, "lm_head.weight") if config.tied else _IGNORED)
-    return _Loader(source, config, engine, ops).load()
+    return _Loader(source, wanted, config, engine, ops).load()
 
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, Shape]:
@@ -82,9 +82,18 @@ def _vectors(config: DecoderConfig) -> dict[str, int]:
 
 
 class _Loader:
-    def __init__(self, source: WeightSource, config: DecoderConfig, engine: EngineConfig, ops: Ops) -> None:
+    """wanted: see `parameter_shapes`. The source may hold more, which is left alone."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        wanted: Mapping[str, Shape],
+        config: DecoderConfig,
+        engine: EngineConfig,
+        ops: Ops,
+    ) -> None:
         self._source = source
-        self._held = source.shapes()
+        self._wanted = wanted
         self._config = config
         self._ops = ops
         self._device = engine.torch_device
@@ -146,12 +155,12 @@ class _Loader:
 
     def _bias(self, parts: Sequence[str]) -> torch.Tensor | None:
         names = [f"{part}.bias" for part in parts]
-        if names[0] not in self._held:
+        if names[0] not in self._wanted:
             return None
         return torch.cat([self._vector(name) for name in names])
 
     def _vector(self, name: str) -> torch.Tensor:
-        out = torch.empty(self._held[name], dtype=self._vector_dtype)
+        out = torch.empty(self._wanted[name], dtype=self._vector_dtype)
         self._source.copy_into(name, out)
         return out.to(self._device)
 
