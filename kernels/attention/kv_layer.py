@@ -47,6 +47,15 @@ class KvLayer(NamedTuple):
         return self.codes.shape[4]
 
 
+def check_scales(codes: torch.Tensor, scales: torch.Tensor | None) -> None:
+    """ValueError: quantised codes without scales, others with them, or scales of another type. Compiled code
+    takes both as raw memory, so it asks first."""
+    if (scales is not None) != (codes.dtype in CODE_MAX):
+        raise ValueError(f"KV of {codes.dtype} {'without' if scales is None else 'with'} scales")
+    if scales is not None and scales.dtype != SCALE_DTYPE:
+        raise ValueError(f"scales of {scales.dtype} instead of {SCALE_DTYPE}")
+
+
 def quantize_kv(vectors: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., head_dim] floats to codes of `dtype` (a key of CODE_MAX), same shape, and scales [...]."""
     exact = vectors.float()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from baton.kernels import native
-from baton.kernels.attention.kv_layer import KvLayer
+from baton.kernels.attention.kv_layer import KvLayer, check_scales
 from baton.kernels.attention.plan import AttentionParams, AttentionPlan
 from baton.kernels.native.program import Call
 
@@ -154,8 +154,9 @@ def _check(q: torch.Tensor, layer: KvLayer, out: torch.Tensor) -> None:
         raise ValueError(f"queries {tuple(q.shape)} do not fit a pool {tuple(codes.shape)}")
     if q.dtype != torch.float32 or q.stride(2) != 1 or codes.stride(4) != 1:
         raise ValueError("queries are fp32, and vectors contiguous")
-    if codes.dtype not in _KV_DTYPES or (scales is not None) != (codes.dtype.itemsize == 1):
-        raise ValueError(f"KV of {codes.dtype} {'without' if scales is None else 'with'} scales")
+    if codes.dtype not in _KV_DTYPES:
+        raise ValueError(f"KV of {codes.dtype}")
+    check_scales(codes, scales)
     if out.shape[1:] != q.shape[1:] or out.stride(1) != head_dim or out.stride(2) != 1:
         raise ValueError(
             f"results {tuple(out.shape)}, strides {out.stride()}, do not fit queries {tuple(q.shape)}"

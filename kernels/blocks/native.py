@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from baton.kernels import native
+from baton.kernels.attention.kv_layer import check_scales
 from baton.kernels.blocks.types import KvVectors
 
 _FORMATS = {
@@ -63,6 +64,7 @@ def _nobody() -> ctypes.c_void_p:
 
 def _side(vectors: KvVectors) -> KvSide:
     values, scales = vectors
+    check_scales(values, scales)
     return KvSide(
         values=values.data_ptr(),
         scales=None if scales is None else scales.data_ptr(),

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from baton.kernels import native
-from baton.kernels.attention.kv_layer import KvLayer
+from baton.kernels.attention.kv_layer import KvLayer, check_scales
 from baton.kernels.native.program import Call
 from baton.kernels.rope.types import QkNorm, Rotation, Slots
 
@@ -53,6 +53,7 @@ def call(
     """`rotate_and_store` of the first `rows` rows; qkv, rotation and slots are contiguous and have room for
     more. fp32."""
     codes, scales = layer
+    check_scales(codes, scales)
     q_norm, k_norm, eps = (norm.q.data_ptr(), norm.k.data_ptr(), norm.eps) if norm else (None, None, 0.0)
     args = RopeStoreArgs(
         rows=ctypes.addressof(rows),

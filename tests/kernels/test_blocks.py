@@ -66,3 +66,13 @@ def test_shapes_are_checked() -> None:
     flipped = pool(torch.float32, 16).values.transpose(-1, -2)
     with pytest.raises(ValueError, match="cannot convert"):
         native_blocks.convert(KvVectors(flipped), KvVectors(flipped))
+
+
+def test_codes_and_scales_go_together() -> None:
+    """What is compiled would write words where bytes are."""
+    plain, coded = pool(torch.float32, 16), pool(torch.int8, 16)
+    for wrong in (KvVectors(coded.values), KvVectors(plain.values, coded.scales)):
+        with pytest.raises(ValueError, match=r"KV of torch.\w+ with"):
+            native_blocks.convert(plain, wrong)
+    with pytest.raises(ValueError, match="scales of torch.float32"):
+        native_blocks.convert(plain, KvVectors(coded.values, coded.scales.float()))

@@ -6,6 +6,7 @@ import _ctypes
 import ctypes
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -177,3 +178,31 @@ def test_packed_memory_is_shared_and_given_back() -> None:
     gc.collect()
     assert memory_of.memory() is None
     assert first.sum() == 15
+
+
+@compiled
+def test_threads_that_cannot_be_started_are_an_error() -> None:
+    """Not the end of the process: what was started is stopped again."""
+    program = (
+        "import resource\n"
+        "from baton.kernels import native\n"
+        "native.library()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))\n"
+        "native.configure(4000)\n"
+        "try:\n"
+        "    native.pool()\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == "cannot start 4000 threads\n"
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler here")
+@pytest.mark.skipif("BATON_CPU_ISA" in os.environ, reason="what the machine has is not to be seen from here")
+def test_where_there_is_a_compiler_the_kernels_are_there() -> None:
+    """Else hundreds of tests would be skipped, unnoticed."""
+    assert "avx2" not in Path("/proc/cpuinfo").read_text() or native.available()

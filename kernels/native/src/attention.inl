@@ -174,6 +174,7 @@ class ItemRun {
     for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
       const int64_t first = (head - item_.heads.begin) * per_head_ + token * group_;
       const int64_t count = take_seeing(units, tile, first);
+      if (count == 0) continue;
       const bool at_once = count <= kFewest;
       if (at_once) {
         format_.score_few(args_, slots, head, queries_, count, ahead, scores);
@@ -280,7 +281,6 @@ static void join_unit(const AttentionArgs& args, const Unit& unit, const float* 
 }
 
 static void attention(const AttentionArgs& args, Pool& pool) {
-  static thread_local AttentionScratch memory;
   const AttentionWork work = cut_attention(args, pool.threads());
   const int64_t padded = (args.head_dim + kLanes - 1) / kLanes * kLanes;
   float* partials = nullptr;
@@ -290,6 +290,7 @@ static void attention(const AttentionArgs& args, Pool& pool) {
   }
   const int64_t together = work.small ? std::max<int64_t>(1, work.item_count) : 1;
   pool.run((work.item_count + together - 1) / together, [&](int64_t chunk) {
+    static thread_local AttentionScratch memory;  // here, where each thread passes: so each gives its own back
     for (int64_t i = chunk * together; i < std::min(work.item_count, (chunk + 1) * together); ++i) {
       const int64_t next = together > 1 ? i + 1 : i + pool.threads();
       const Item* after = next < work.item_count ? work.items + next : nullptr;

@@ -165,10 +165,12 @@ Memory::~Memory() { std::free(data_); }
 
 void* Memory::take(size_t bytes) {
   if (bytes > bytes_) {
+    const size_t rounded = (bytes + bytes / 2 + 4095) / 4096 * 4096;
     std::free(data_);
-    bytes_ = (bytes + bytes / 2 + 4095) / 4096 * 4096;
-    data_ = std::aligned_alloc(64, bytes_);
+    bytes_ = 0;
+    data_ = std::aligned_alloc(64, rounded);
     if (data_ == nullptr) throw std::bad_alloc();
+    bytes_ = rounded;
   }
   return data_;
 }

@@ -14,7 +14,6 @@ constexpr int kSegment = 512;  // keys that make one partial result
 
 struct Range {
   int64_t begin, end;
-  bool empty() const { return begin >= end; }
 };
 
 // Tokens of one row whose queries stay together.

@@ -41,9 +41,11 @@ Isa isa();
 
 #define BATON_API extern "C" __attribute__((visibility("default")))
 
+// Nothing is thrown into C: an operation that finds no memory for its scratch ends the process.
+//
 // The operation as a C function, its instruction set chosen once, and the size of its arguments for a check.
 #define BATON_EXPORT(op, Args)                                                       \
-  BATON_API void baton_##op(const baton::Args* args, baton::Pool* pool) {           \
+  BATON_API void baton_##op(const baton::Args* args, baton::Pool* pool) noexcept {  \
     static const auto chosen = baton::isa() == baton::Isa::avx512 ? baton::avx512::op \
                                                                   : baton::avx2::op; \
     chosen(*args, *pool);                                                            \

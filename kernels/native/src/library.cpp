@@ -53,6 +53,6 @@ BATON_API baton::Pool* baton_pool_create(int32_t threads, const int32_t* cpus) {
 
 BATON_API void baton_pool_destroy(baton::Pool* pool) { delete pool; }
 
-BATON_API void baton_run(const baton::Call* calls, int64_t count, baton::Pool* pool) {
+BATON_API void baton_run(const baton::Call* calls, int64_t count, baton::Pool* pool) noexcept {
   for (int64_t i = 0; i < count; ++i) calls[i].op(calls[i].args, pool);
 }

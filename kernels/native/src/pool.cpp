@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -31,12 +32,18 @@ void pin(int cpu) {
 }  // namespace
 
 Pool::Pool(int threads, const int32_t* cpus) {
-  for (int i = 1; i < threads; ++i) {
-    workers_.emplace_back(&Pool::work, this, i, cpus == nullptr ? -1 : cpus[i - 1]);
+  workers_.reserve(static_cast<size_t>(std::max(0, threads - 1)));
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back(&Pool::work, this, cpus == nullptr ? -1 : cpus[i - 1]);
+  } catch (...) {
+    stop();  // a thread that runs on cannot be destroyed
+    throw;
   }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   closing_.store(true);
   epoch_.value.fetch_add(1);
   epoch_.value.notify_all();
@@ -82,8 +89,7 @@ void Pool::drain(uint32_t epoch) {
   }
 }
 
-void Pool::work(int index, int cpu) {
-  static_cast<void>(index);
+void Pool::work(int cpu) noexcept {
   pin(cpu);
   uint32_t seen = 0;
   while (true) {

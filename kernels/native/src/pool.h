@@ -43,7 +43,8 @@ class Pool {
   using Body = void (*)(void*, int64_t);
 
   void share(int64_t chunks, Body body, void* context);
-  void work(int index, int cpu);
+  void stop();
+  void work(int cpu) noexcept;
   void drain(uint32_t epoch);
 
   struct alignas(64) {
