@@ -7,12 +7,12 @@ its name: weights read in a wrong way still give text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.core.errors import InvalidArgument
-from baton.engine.weights.spread import Block
+from baton.engine.weights.spread import Block, block_of, whole
 from baton.kernels.quantize import Activations
 
 _FORMATS = (
@@ -52,29 +52,53 @@ class Schemes:
             raise InvalidArgument(f"sparsity_config: format {sparsity!r} is not known")
         if options.get("transform_config"):
             raise InvalidArgument("transform_config is not known")
-        groups = options.get("config_groups") or {}
-        self._ignored: Sequence[str] = options.get("ignore") or ()
-        self._targets: list[tuple[str, ModuleScheme]] = []
-        for name, group in groups.items():
+        self._ignored = [target.names for target in _targets(options.get("ignore") or [], "ignore")]
+        self._targets: list[tuple[_Target, ModuleScheme]] = []
+        for name, group in (options.get("config_groups") or {}).items():
             if not isinstance(group, Mapping):
                 raise InvalidArgument(f"config_groups.{name}: a preset by name is not known")
             if group.get("weights") is None:
                 continue  # activations alone: nothing is stored
             _check_format(group.get("format") or options.get("format", "dense"))
-            scheme = _scheme(group)
-            self._targets += [(target, scheme) for target in group["targets"]]
+            try:
+                scheme = _scheme(group)
+                self._targets += [(target, scheme) for target in _targets(group.get("targets"), "targets")]
+            except InvalidArgument as error:
+                raise InvalidArgument(f"config_groups.{name}: {error}") from error
 
     def of(self, module: str) -> ModuleScheme:
         """The first whose targets name the module; after these, one whose targets name its class.
         InvalidArgument: none does."""
-        if not any(_names(pattern, module) for pattern in self._ignored):
+        if not any(names(module) for names in self._ignored):
             for target, scheme in self._targets:
-                if _names(target, module):
+                if target.names(module):
                     return scheme
             for target, scheme in self._targets:
-                if target in _CLASSES:
+                if target.text in _CLASSES:
                     return scheme
         raise InvalidArgument("is quantised, though no config group is for it")
+
+
+class _Target(NamedTuple):
+    """text: a module, a class, or "re:" and a pattern. names: whether it names this module."""
+
+    text: str
+    names: Callable[[str], object]
+
+
+def _targets(texts: Any, key: str) -> list[_Target]:
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgument(f"{key} must be a list of names, got {texts!r}")
+    return [_Target(text, _matcher(text, key)) for text in texts]
+
+
+def _matcher(text: str, key: str) -> Callable[[str], object]:
+    if not text.startswith("re:"):
+        return text.__eq__
+    try:
+        return re.compile(text.removeprefix("re:")).match
+    except re.error as error:
+        raise InvalidArgument(f"{key}: {text!r} is no pattern: {error}") from error
 
 
 def _check_format(form: str) -> None:
@@ -84,7 +108,9 @@ def _check_format(form: str) -> None:
 
 def _scheme(group: Mapping[str, Any]) -> ModuleScheme:
     weights = group["weights"]
-    kind, bits = str(weights.get("type", "int")).lower(), int(weights.get("num_bits", 8))
+    if not isinstance(weights, Mapping):
+        raise InvalidArgument(f"weights must be an object, got {weights!r}")
+    kind, bits = str(weights.get("type", "int")).lower(), whole(weights.get("num_bits", 8), "num_bits")
     strategy = str(weights.get("strategy") or _implied(weights)).lower()
     if (kind, bits) not in _WEIGHTS:
         raise InvalidArgument(f"weights of type {kind} with {bits} bits are not known")
@@ -92,34 +118,24 @@ def _scheme(group: Mapping[str, Any]) -> ModuleScheme:
         raise InvalidArgument(f"weights with strategy {strategy!r} are not known")
     if weights.get("dynamic"):
         raise InvalidArgument("weights cannot be dynamic")
+    grouped = strategy in ("group", "tensor_group")
     return ModuleScheme(
         kind=kind,
         bits=bits,
-        group=int(weights["group_size"]) if strategy in ("group", "tensor_group") else None,
-        block=_block(weights.get("block_structure")) if strategy == "block" else None,
+        group=whole(weights.get("group_size"), "group_size") if grouped else None,
+        block=block_of(weights.get("block_structure"), "block_structure") if strategy == "block" else None,
         activations=_activations(group.get("input_activations")),
     )
 
 
 def _implied(weights: Mapping[str, Any]) -> str:
     size = weights.get("group_size")
-    return "tensor" if size is None else "group" if size > 0 else "channel"
-
-
-def _block(structure: Any) -> Block:
-    rows, inputs = structure.split("x") if isinstance(structure, str) else structure
-    return int(rows), int(inputs)
+    return "tensor" if size is None else "channel" if size == -1 else "group"
 
 
 def _activations(args: Mapping[str, Any] | None) -> Activations | None:
     """Ranges measured beforehand are not used: those of a token are always at hand, and never too narrow.
     Activations of four bits are left whole."""
-    if not args or int(args.get("num_bits", 8)) != 8:
+    if not args or args.get("num_bits", 8) != 8:
         return None
     return "fp8" if args.get("type") == "float" else "int8"
-
-
-def _names(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern.removeprefix("re:"), module) is not None
-    return pattern == module

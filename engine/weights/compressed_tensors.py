@@ -8,6 +8,7 @@ FP8: `weight`. FP4: `weight_packed` uint8, the even input in the low nibble, sca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -51,8 +52,7 @@ class CompressedTensors:
         if self._schemes.of(parts.module).kind == "float":
             out, packed = parts.matrix_shape("weight_packed")
             return out, 2 * packed
-        out, inputs = (int(size) for size in parts["weight_shape"])
-        return out, inputs
+        return _told_shape(parts["weight_shape"])
 
     def read(self, parts: Parts) -> QuantizedWeight:
         scheme = self._schemes.of(parts.module)
@@ -63,6 +63,13 @@ class CompressedTensors:
         else:
             weight = _fp4(parts, scheme)
         return replace(weight, activations=scheme.activations)
+
+
+def _told_shape(told: torch.Tensor) -> Shape:
+    sizes = told.flatten().tolist()
+    if told.is_floating_point() or len(sizes) != 2 or min(sizes) < 1:
+        raise InvalidArgument(f"weight_shape must be two sizes, got {sizes}")
+    return sizes[0], sizes[1]
 
 
 def _integers(parts: Parts, scheme: ModuleScheme, shape: Shape) -> QuantizedWeight:
@@ -108,5 +115,12 @@ def _fp4(parts: Parts, scheme: ModuleScheme) -> QuantizedWeight:
         scale = torch.ldexp(torch.ones(scale.shape), scale.int() - _E8M0_BIAS)
     scale, group = spread(scale.to(torch.bfloat16), out, inputs, scheme.group)
     divisor = parts.get("weight_global_scale")
-    global_scale = 1.0 if divisor is None else 1.0 / float(divisor)
+    global_scale = 1.0 if divisor is None else 1.0 / _divisor(divisor)
     return QuantizedWeight(Codes.FP4, packed.contiguous(), scale, inputs, group, global_scale=global_scale)
+
+
+def _divisor(scale: torch.Tensor) -> float:
+    values = scale.flatten().tolist()
+    if len(values) != 1 or not 0.0 < values[0] < math.inf:  # false for NaN, too
+        raise InvalidArgument(f"weight_global_scale must be one number above 0, got {values}")
+    return float(values[0])

@@ -10,7 +10,7 @@ from typing import Any
 from baton.core.errors import InvalidArgument
 from baton.engine.weights.parts import Parts
 from baton.engine.weights.source import Shape
-from baton.engine.weights.spread import fp8_weight
+from baton.engine.weights.spread import block_of, fp8_weight
 from baton.kernels.quantize import QuantizedWeight
 
 
@@ -24,7 +24,7 @@ class FineGrainedFp8:
         if (form := options.get("fmt", "e4m3")) != "e4m3":
             raise InvalidArgument(f"fmt {form!r} is not known, 'e4m3' is")
         block = options.get("weight_block_size")
-        self._block: tuple[int, int] | None = (int(block[0]), int(block[1])) if block else None
+        self._block = None if block is None else block_of(block, "weight_block_size")
 
     def shape(self, parts: Parts) -> Shape:
         return parts.matrix_shape("weight")

@@ -91,6 +91,8 @@ def _sparse(config: Any) -> frozenset[int]:
     if config.model_type != "qwen3_moe" or not config.num_experts:
         return frozenset()
     dense, step = config.mlp_only_layers or (), config.decoder_sparse_step
+    if step < 1:
+        raise InvalidArgument(f"decoder_sparse_step must be 1 or more, got {step}")
     return frozenset(i for i in layers if i not in dense and (i + 1) % step == 0)
 
 

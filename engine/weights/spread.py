@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from baton.core.errors import InvalidArgument
@@ -10,14 +12,33 @@ from baton.kernels.quantize import Codes, QuantizedWeight
 Block = tuple[int, int]  # rows, inputs
 
 
+def whole(value: Any, key: str) -> int:
+    """A config's size. InvalidArgument naming the key: no whole number above 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidArgument(f"{key} must be a whole number above 0, got {value!r}")
+    return value
+
+
+def block_of(structure: Any, key: str) -> Block:
+    """From [rows, inputs], or "ROWSxINPUTS". InvalidArgument naming the key: neither."""
+    parts = structure
+    if isinstance(structure, str):
+        parts = [int(part) if part.isdecimal() else part for part in structure.split("x")]
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        raise InvalidArgument(f"{key} must be rows and inputs, got {structure!r}")
+    return whole(parts[0], key), whole(parts[1], key)
+
+
 def spread(
     scale: torch.Tensor, out: int, inputs: int, group: int | None = None, block: Block | None = None
 ) -> tuple[torch.Tensor, int]:
     """[out, groups], and the group's size. group: its size where scales have groups, None: they have none.
 
     scale: one of all; one per output; one per output and group; or one per block. InvalidArgument: none of
-    these sizes.
+    these sizes, or there are no inputs.
     """
+    if inputs < 1:
+        raise InvalidArgument(f"a weight of {out} outputs has no inputs")
     size = min(block[1] if block else group or inputs, inputs)
     groups = -(-inputs // size)
     if scale.numel() == 1 and groups == 1:

@@ -191,3 +191,10 @@ def test_models_that_need_more_than_paged_attention_are_refused(tmp_path: Path) 
     transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(InvalidArgument, match="bloom"):
         _load(tmp_path)
+
+
+def test_a_step_of_no_layers_between_experts_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "qwen3_moe", "qwen3_moe")
+    _edit_config(folder, decoder_sparse_step=0)
+    with pytest.raises(InvalidArgument, match=rf"{folder}: decoder_sparse_step must be 1 or more, got 0"):
+        _load(folder)

@@ -138,6 +138,8 @@ def test_each_module_by_the_group_that_names_it(rng: np.random.Generator, tmp_pa
 
 
 _PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+_WITHOUT_GROUP = {key: value for key, value in _PACKED.items() if key != "group_size"}
+_BLOCK = {"num_bits": 4, "type": "int", "strategy": "block"}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +154,26 @@ _PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
         (compressed("pack-quantized", _PACKED, config_groups={"W4A16": ["Linear"]}), "preset"),
         (compressed("pack-quantized", _PACKED, ignore=["re:.*self_attn.*"]), r"q_proj: .*no config group"),
         (compressed("pack-quantized", _PACKED | {"group_size": 64}), r"q_proj: scale is \[16, 3\].*64"),
+        (compressed("pack-quantized", _WITHOUT_GROUP), r"group_0: group_size must be .*got None"),
+        (compressed("pack-quantized", _PACKED | {"group_size": 0}), "group_size must be .*got 0"),
+        (compressed("pack-quantized", _PACKED | {"group_size": "32"}), "group_size must be .*got '32'"),
+        (compressed("pack-quantized", _PACKED | {"num_bits": None}), "num_bits must be .*got None"),
+        (compressed("pack-quantized", _BLOCK), "block_structure must be .*got None"),
+        (compressed("pack-quantized", _BLOCK | {"block_structure": [16]}), r"block_structure .*got \[16\]"),
+        (
+            compressed("pack-quantized", _BLOCK | {"block_structure": "16x"}),
+            "block_structure must be .*got ''",
+        ),
+        (compressed("pack-quantized", _BLOCK | {"block_structure": [0, 32]}), "block_structure must.*got 0"),
+        (compressed("pack-quantized", _BLOCK | {"block_structure": "4x0"}), "block_structure must.*got 0"),
+        (
+            compressed("pack-quantized", _PACKED, ignore=["re:(q_proj"]),
+            r"ignore: 're:\(q_proj' is no pattern",
+        ),
+        (compressed("pack-quantized", _PACKED, ignore="lm_head"), "ignore must be a list of names"),
+        (compressed("pack-quantized", _PACKED, config_groups={"g": {"weights": _PACKED}}), "g: targets must"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size must be .*got \[128\]"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "weight_block_size must be .*got 0"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes', which is not supported"),
         ({"quant_method": "gptq", "bits": 3}, "3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
@@ -192,6 +214,47 @@ def test_sizes_that_do_not_fit_are_refused(
     source = open_folder(Checkpoint(compressed("pack-quantized", _PACKED), {Q: matrix}).write(tmp_path / "m"))
     with pytest.raises(InvalidArgument, match=rf"m: {Q}: .*{message}|m: {Q} has scales that are {message}"):
         source.quantized(f"{Q}.weight")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        torch.tensor([16, 96, 1]),
+        torch.tensor([16]),
+        torch.tensor([0, 96]),
+        torch.tensor([16, -96]),
+        torch.ones(2),
+    ],
+)
+def test_a_shape_that_is_not_two_sizes_is_refused(
+    rng: np.random.Generator, tmp_path: Path, shape: torch.Tensor
+) -> None:
+    matrix = packing.packed_ints(rng, (16, 96), 4, 32, True)
+    matrix.tensors["weight_shape"] = shape
+    folder = Checkpoint(compressed("pack-quantized", _PACKED), {Q: matrix}).write(tmp_path / "m")
+    with pytest.raises(InvalidArgument, match=rf"{Q}: weight_shape must be two sizes"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("values", [[0.0], [1.0, 2.0], [], [-1.0], [float("nan")], [float("inf")]])
+def test_a_global_scale_that_is_no_number_to_divide_by_is_refused(
+    rng: np.random.Generator, tmp_path: Path, values: list[float]
+) -> None:
+    matrix = packing.floats4(rng, (7, 64), "nvfp4")
+    matrix.tensors["weight_global_scale"] = torch.tensor(values)
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    options = compressed("nvfp4-pack-quantized", weights)
+    source = open_folder(Checkpoint(options, {Q: matrix}).write(tmp_path / "m"))
+    with pytest.raises(InvalidArgument, match=rf"{Q}: weight_global_scale must be one number above 0"):
+        source.quantized(f"{Q}.weight")
+
+
+def test_a_weight_without_inputs_is_refused(tmp_path: Path) -> None:
+    tensors = {"weight": torch.zeros(4, 0, dtype=torch.int8), "weight_scale": torch.ones(4, 1)}
+    options = compressed("int-quantized", INT8 | {"strategy": "channel"})
+    folder = Checkpoint(options, {Q: Matrix(tensors, np.zeros((4, 0)))}).write(tmp_path / "m")
+    with pytest.raises(InvalidArgument, match=rf"{Q}: a weight of 4 outputs has no inputs"):
+        open_folder(folder).quantized(f"{Q}.weight")
 
 
 # ---- GPTQ, AWQ, block FP8 --------------------------------------------------------------------------------
