@@ -20,7 +20,7 @@ from baton.core.errors import InvalidArgument
 from baton.engine.config import DecoderConfig
 from baton.engine.rope import Rope
 from baton.engine.weights.gguf_blocks import as_weight
-from baton.engine.weights.source import Shape, all_finite, digest_of
+from baton.engine.weights.source import Shape, check_finite, digest_of
 from baton.kernels.quantize import QuantizedWeight
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -100,8 +100,7 @@ class GgufFile:
         weight = as_weight(tensor.data, tensor.tensor_type)
         if weight is None:
             return None
-        if not all_finite(weight):
-            raise InvalidArgument(f"{self.where}: {tensor.name} has scales that are no finite numbers")
+        check_finite(weight, f"{self.where}: {tensor.name}")
         if self.architecture == "llama" and (which := _PERMUTED.search(name)):
             rows = np.arange(weight.out_features)
             return weight.rows(torch.from_numpy(_side_by_side_to_half(rows, self._heads(which[1]))))

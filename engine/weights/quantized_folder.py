@@ -20,7 +20,7 @@ from baton.engine.weights.fine_grained_fp8 import FineGrainedFp8
 from baton.engine.weights.folder import SafetensorsFolder, read_json
 from baton.engine.weights.gptq import Gptq
 from baton.engine.weights.parts import Parts
-from baton.engine.weights.source import Shape, WeightSource, all_finite
+from baton.engine.weights.source import Shape, WeightSource, check_finite
 from baton.kernels.quantize import QuantizedWeight, dequantize
 
 _T = TypeVar("_T")
@@ -100,8 +100,7 @@ class QuantizedFolder:
         weight = self._of(module, self._layout.read)
         if weight.shape != self._shapes[name]:
             raise InvalidArgument(f"{self.where}: {module} is {list(weight.shape)}, not {self._shapes[name]}")
-        if not all_finite(weight):
-            raise InvalidArgument(f"{self.where}: {module} has scales that are no finite numbers")
+        check_finite(weight, f"{self.where}: {module}")
         return weight
 
     def copy_into(self, name: str, out: torch.Tensor) -> None:

@@ -14,10 +14,11 @@ from typing import Protocol
 import torch
 
 from baton.core.errors import InvalidArgument
-from baton.kernels.quantize import QuantizedWeight
+from baton.kernels.quantize import Codes, QuantizedWeight
 
 Shape = tuple[int, ...]
 
+_E4M3_NAN = 0x7F  # its bits without the sign; e4m3fn has no infinities
 _NAMED = 5  # names spelled out in an error before the rest is counted
 
 
@@ -68,10 +69,19 @@ def check_complete(source: WeightSource, wanted: Mapping[str, Shape], *, ignored
         raise InvalidArgument(f"{source.where} does not hold this model's parameters; {'; '.join(problems)}")
 
 
-def all_finite(weight: QuantizedWeight) -> bool:
-    """Whether it stands for numbers throughout."""
-    tensors = (weight.scale, weight.offset)
-    return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
+def check_finite(weight: QuantizedWeight, name: str) -> None:
+    """InvalidArgument, told with the name: something in it does not stand for a number. Backends take
+    every weight for finite, and multiply with what is not in ways of their own."""
+    parts: dict[str, torch.Tensor | None] = {
+        "scale": weight.scale,
+        "offset": weight.offset,
+        "global scale": torch.tensor(weight.global_scale, dtype=torch.float32),
+    }
+    unfit = [part for part, tensor in parts.items() if tensor is not None and not tensor.isfinite().all()]
+    if weight.kind is Codes.FP8 and bool((weight.codes.view(torch.uint8) & _E4M3_NAN).eq(_E4M3_NAN).any()):
+        unfit.append("codes")
+    if unfit:
+        raise InvalidArgument(f"{name}: its {' and '.join(unfit)} must be finite")
 
 
 def digest_of(parts: Mapping[str, Callable[[], tuple[str, memoryview]]]) -> str:
