@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from baton.runtime.config.document import Document, KeyPath, dotted, normal_key, parse_document, read_document
 from baton.runtime.config.errors import ConfigError, Origin, Problem
-from baton.runtime.config.model import ClusterConfig
+from baton.runtime.config.model import Clash, ClusterConfig
 from baton.runtime.config.scalars import hint
 
 ENV_PREFIX = "BATON_"
@@ -176,8 +176,16 @@ def _problem(item: dict[str, Any], merged: Document) -> Problem:
     path: KeyPath = tuple(item["loc"])
     unknown = item["type"] == "extra_forbidden"
     places = merged.keys if unknown else merged.values
-    origin = next((places[p] for p in _prefixes(path) if p in places), Origin(merged.source))
+    candidates = [*_clashing(item), *_prefixes(path)]
+    origin = next((places[p] for p in candidates if p in places), Origin(merged.source))
     return Problem(origin, dotted(path), _unknown(path) if unknown else _message(item))
+
+
+def _clashing(item: dict[str, Any]) -> list[KeyPath]:
+    """The keys that do not fit together; a check of a whole section has no place but theirs."""
+    error = item.get("ctx", {}).get("error")
+    keys = error.keys if isinstance(error, Clash) else ()
+    return [(*item["loc"], *key.split(".")) for key in keys]
 
 
 def _prefixes(path: KeyPath) -> list[KeyPath]:

@@ -36,6 +36,18 @@ Quantization = Literal[
 DEFAULT_KV_BYTES = 512 * 2**20
 
 
+class Clash(ValueError):
+    """Values that are right one by one do not fit together.
+
+    keys: dotted, relative to the section that refuses, the most particular first. The first that was written
+    somewhere is where the mistake is told.
+    """
+
+    def __init__(self, message: str, *keys: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
 class Section(BaseModel):
     """Strict: no conversion between types, no key that is not listed, no change after the start."""
 
@@ -127,7 +139,8 @@ class EngineConfig(Section):
     @model_validator(mode="after")
     def _one_pool_size(self) -> EngineConfig:
         if self.num_blocks is not None and self.kv_memory is not None:
-            raise ValueError("num_blocks and kv_memory are both set: give one of them")
+            message = "num_blocks and kv_memory are both set: give one of them"
+            raise Clash(message, "num_blocks", "kv_memory")
         return self
 
 
@@ -265,9 +278,11 @@ class ClusterConfig(Section):
     def _something_to_do(self) -> ClusterConfig:
         nodes = self.resolved().node_count
         if self.router.processes == 0 and nodes == 0:
-            raise ValueError("router.processes and all node counts are 0: there is nothing to start")
+            message = "router.processes and all node counts are 0: there is nothing to start"
+            raise Clash(message, "router.processes")
         if self.router.processes == 0 and not self.registries:
-            raise ValueError("router.processes is 0: `registries` must name a router for the nodes")
+            message = "router.processes is 0: `registries` must name a router for the nodes"
+            raise Clash(message, "router.processes")
         return self
 
     @model_validator(mode="after")
@@ -278,15 +293,20 @@ class ClusterConfig(Section):
         words = {role: resolved.nodes(role).engine.quantization for role in roles}
         if len(set(words.values())) > 1:
             told = ", ".join(f"{word} in {role.value}.engine" for role, word in words.items())
-            raise ValueError(
+            raise Clash(
                 f"quantization is {told}: nodes whose weights differ would give different tokens, "
-                "so they refuse to work together"
+                "so they refuse to work together",
+                *(f"{role.value}.engine.quantization" for role in roles),
+                "engine.quantization",
             )
         dtypes = frozenset[str]().union(*(resolved.nodes(role).dense_dtypes for role in roles))
         if len(dtypes) > 1:
-            raise ValueError(
+            raise Clash(
                 f"weights would be {' on some nodes and '.join(sorted(dtypes))} on others, which would give "
-                "different tokens, so they refuse to work together: set engine.dtype for all"
+                "different tokens, so they refuse to work together: set engine.dtype for all",
+                *(f"{role.value}.engine.dtype" for role in roles),
+                *(f"{role.value}.devices" for role in roles),
+                "engine.dtype",
             )
         return self
 

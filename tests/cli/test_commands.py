@@ -62,6 +62,29 @@ def test_check_says_ok_or_lists_the_mistakes(cli: Cli, tmp_path: Path) -> None:
     ]
 
 
+def test_check_tells_where_values_that_clash_were_written(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("decode:\n  engine: {quantization: fp8}\n")
+    clash = "nodes whose weights differ would give different tokens, so they refuse to work together"
+    done = cli("config", "check", str(path))
+    assert done.code == 2
+    told = f"quantization is auto in prefill.engine, fp8 in decode.engine: {clash}"
+    assert done.err.splitlines() == [f"error: {path}:2:26: {told}"]
+    path.write_text("router: {processes: 0}\n")
+    told = "router.processes is 0: `registries` must name a router for the nodes"
+    assert cli("config", "check", str(path)).err.splitlines() == [f"error: {path}:1:21: {told}"]
+    monkeypatch.setenv("BATON_PREFILL__ENGINE__QUANTIZATION", "int8")
+    done = cli("config", "show")
+    told = f"quantization is int8 in prefill.engine, auto in decode.engine: {clash}"
+    assert done.err.splitlines() == [f"error: environment BATON_PREFILL__ENGINE__QUANTIZATION: {told}"]
+    monkeypatch.delenv("BATON_PREFILL__ENGINE__QUANTIZATION")
+    done = cli("config", "show", "--set", "router.processes=0")
+    told = "router.processes is 0: `registries` must name a router for the nodes"
+    assert done.err.splitlines() == [f"error: flag router.processes: {told}"]
+
+
 def test_show_prints_what_is_in_force(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("served_name: a\nrouter: {port: 1}\n")
