@@ -73,15 +73,15 @@ def check_finite(weight: QuantizedWeight, name: str) -> None:
     """InvalidArgument, told with the name: something in it does not stand for a number. Backends take
     every weight for finite, and multiply with what is not in ways of their own."""
     parts: dict[str, torch.Tensor | None] = {
-        "scale": weight.scale,
-        "offset": weight.offset,
-        "global scale": torch.tensor(weight.global_scale, dtype=torch.float32),
+        "scales": weight.scale,
+        "offsets": weight.offset,
+        "global scales": torch.tensor(weight.global_scale, dtype=torch.float32),
     }
     unfit = [part for part, tensor in parts.items() if tensor is not None and not tensor.isfinite().all()]
     if weight.kind is Codes.FP8 and bool((weight.codes.view(torch.uint8) & _E4M3_NAN).eq(_E4M3_NAN).any()):
         unfit.append("codes")
     if unfit:
-        raise InvalidArgument(f"{name}: its {' and '.join(unfit)} must be finite")
+        raise InvalidArgument(f"{name} has {' and '.join(unfit)} that are no finite numbers")
 
 
 def digest_of(parts: Mapping[str, Callable[[], tuple[str, memoryview]]]) -> str:

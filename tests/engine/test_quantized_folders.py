@@ -200,7 +200,7 @@ def test_what_is_not_known_is_refused_by_its_name(
         ({"weight_scale": torch.ones(16, 2)}, r"scale is \[16, 2\].* 3 groups of 32"),
         ({"weight_packed": torch.zeros(16, 11, dtype=torch.int32)}, r"weight_packed is \[16, 11\].*16 x 96"),
         ({"weight_packed": torch.zeros(16, 12)}, "packed values are torch.float32"),
-        ({"weight_scale": torch.full((16, 3), float("nan"))}, "its scale must be finite"),
+        ({"weight_scale": torch.full((16, 3), float("nan"))}, "no finite numbers"),
         ({"weight_zero_point": torch.zeros(3, 3, dtype=torch.int8)}, r"scale is \[3, 3\]"),
         ({"weight_g_idx": torch.zeros(96, dtype=torch.int32)}, "does not put 96 inputs into groups of 32"),
         ({"weight_g_idx": torch.zeros(95, dtype=torch.int32)}, r"g_idx is \[95\]"),
@@ -212,7 +212,7 @@ def test_sizes_that_do_not_fit_are_refused(
     matrix = packing.packed_ints(rng, (16, 96), 4, 32, True)
     matrix.tensors |= change
     source = open_folder(Checkpoint(compressed("pack-quantized", _PACKED), {Q: matrix}).write(tmp_path / "m"))
-    with pytest.raises(InvalidArgument, match=rf"m: {Q}: .*{message}"):
+    with pytest.raises(InvalidArgument, match=rf"m: {Q}: .*{message}|m: {Q} has scales that are {message}"):
         source.quantized(f"{Q}.weight")
 
 
@@ -256,7 +256,7 @@ def test_nan_among_fp8_codes_is_refused(rng: np.random.Generator, tmp_path: Path
     options = compressed("float-quantized", FP8 | {"strategy": "channel"})
     source = open_folder(Checkpoint(options, {Q: matrix}).write(tmp_path / "m"))
     for read in (source.quantized, lambda name: source.copy_into(name, torch.empty(40, 80))):
-        with pytest.raises(InvalidArgument, match=rf"m: {Q}: its codes must be finite"):
+        with pytest.raises(InvalidArgument, match=rf"m: {Q} has codes that are no finite numbers"):
             read(f"{Q}.weight")
 
 
@@ -266,7 +266,7 @@ def test_a_global_scale_beyond_fp32_is_refused(rng: np.random.Generator, tmp_pat
     weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
     options = compressed("nvfp4-pack-quantized", weights)
     source = open_folder(Checkpoint(options, {Q: matrix}).write(tmp_path / "m"))
-    with pytest.raises(InvalidArgument, match=rf"{Q}: its global scale must be finite"):
+    with pytest.raises(InvalidArgument, match=rf"{Q} has global scales that are no finite numbers"):
         source.quantized(f"{Q}.weight")
 
 
