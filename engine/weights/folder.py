@@ -31,13 +31,16 @@ class SafetensorsFolder:
         self.where = str(folder)
         self._files = [_open(path) for path in _shards(folder)]
         self._by_name = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 (no dict)
+        self._shapes: dict[str, Shape] = {
+            name: tuple(file.get_slice(name).get_shape()) for name, file in self._by_name.items()
+        }
         self.spare = frozenset(name for name in self._by_name if _KV_SCALE.search(name))
         if self.spare:
             found = len(self.spare)
             log.info("%s: %d KV scales are not used: each token and head has its own", folder, found)
 
     def shapes(self) -> Mapping[str, Shape]:
-        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._by_name.items()}
+        return self._shapes
 
     def copy_into(self, name: str, out: torch.Tensor) -> None:
         out.copy_(self.tensor(name))

@@ -72,6 +72,10 @@ class GgufFile:
         except Exception as error:  # the parser indexes into the mapping: damage shows as any error at all
             raise InvalidArgument(f"{path} is not a whole GGUF file: {error}") from error
         self._tensors = {canonical(tensor.name): tensor for tensor in self._reader.tensors}
+        # GGUF lists dimensions fastest first.
+        self._shapes: dict[str, Shape] = {
+            name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()
+        }
         self.architecture = str(self._field("general.architecture", ""))
         if self.architecture not in _ARCHITECTURES:
             raise InvalidArgument(
@@ -79,8 +83,7 @@ class GgufFile:
             )
 
     def shapes(self) -> Mapping[str, Shape]:
-        # GGUF lists dimensions fastest first.
-        return {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+        return self._shapes
 
     def copy_into(self, name: str, out: torch.Tensor) -> None:
         tensor = self._tensors[name]

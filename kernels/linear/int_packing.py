@@ -8,6 +8,7 @@ no input, and activations are zero there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -26,24 +27,25 @@ _FP4_ZERO, _FP4_UNIT = 12, 0.5  # codes become the integers 0..24, in units of a
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """table: int32 [blocks, 4]: first step, last step + 1, weight group, activation group.
-    column: int64 [steps * 8], the code's column at each place, -1: none."""
+    column: int64 [steps * 8], the code's column at each place, -1: none. in_place: places follow the columns;
+    only the row's end is filled up. Shared by all weights of a kind: not to be written to."""
 
     table: torch.Tensor
     column: torch.Tensor
-
-    @property
-    def in_place(self) -> bool:
-        """Places follow the columns; only the row's end is filled up."""
-        columns = int(self.column.max()) + 1
-        return torch.equal(self.column[:columns], torch.arange(columns))
+    in_place: bool
 
 
 def blocks(weight: QuantizedWeight) -> Blocks:
-    inputs, group = weight.in_features, weight.group
+    # Inputs whose activations share a scale across blocks.
+    shared = min(weight.activation_group, weight.group) if weight.activations == "int8" else 0
+    return _blocks(weight.in_features, weight.group, shared)
+
+
+@lru_cache(maxsize=64)  # a model has a few, and some hundred weights of each
+def _blocks(inputs: int, group: int, shared: int) -> Blocks:
+    """shared: 0: nothing is shared."""
     edges = {*range(0, inputs, group), inputs}
-    shared = 0  # inputs whose activations share a scale across blocks
-    if weight.activations == "int8":
-        shared = min(weight.activation_group, group)
+    if shared:
         edges.update(range(0, inputs, shared), range(0, inputs, _NARROW_BLOCK))
     else:
         for start in range(0, inputs, group):
@@ -55,7 +57,8 @@ def blocks(weight: QuantizedWeight) -> Blocks:
         column += [*range(begin, end), *[-1] * (-(end - begin) % STEP)]
         activations = begin // shared if shared else len(table)
         table.append((first_step, len(column) // STEP, begin // group, activations))
-    return Blocks(torch.tensor(table, dtype=torch.int32), torch.tensor(column))
+    in_place = column[:inputs] == list(range(inputs))
+    return Blocks(torch.tensor(table, dtype=torch.int32), torch.tensor(column), in_place)
 
 
 def packed_codes(weight: QuantizedWeight, placed: Blocks) -> torch.Tensor:
