@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from baton.core import arithmetic
 from baton.core.errors import InvalidArgument
 from baton.engine.rope import Rope
 from baton.engine.weights.matrix import QUANTIZATIONS
@@ -65,19 +66,16 @@ class EngineConfig:
     @property
     def torch_dtype(self) -> torch.dtype:
         """Of weights that are not quantised."""
-        if self.dtype == "auto":
-            return torch.float32 if self.torch_device.type == "cpu" else torch.bfloat16
-        return _DTYPES[self.dtype]
+        return _DTYPES[arithmetic.weights_dtype(self.dtype, self.device)]
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        return torch.float32 if self.torch_device.type == "cpu" else self.torch_dtype
+        return _DTYPES[arithmetic.activation_dtype(self.dtype, self.device)]
 
     @property
     def dense_dtype(self) -> str:
         """Of matrices that are not quantised; where `quantization` takes them all, of the rest."""
-        dense = self.quantization in ("auto", "none")
-        return str(self.torch_dtype if dense else self.activation_dtype).removeprefix("torch.")
+        return arithmetic.dense_dtype(self.dtype, self.quantization, self.device)
 
     @property
     def kv_torch_dtype(self) -> torch.dtype:

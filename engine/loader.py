@@ -190,11 +190,11 @@ def _naming(path: Path, read: Callable[[], _T]) -> _T:
 def _decoder(
     config: EngineConfig, path: Path, source: WeightSource, decoder: DecoderConfig, ops: Ops
 ) -> LoadedModel:
-    weights = load_decoder(source, decoder, config, ops)
     if any(not 0 <= token < decoder.vocab_size for token in decoder.eos_token_ids):
         raise InvalidArgument(
             f"{source.where} names end tokens {decoder.eos_token_ids} outside its vocabulary"
         )
+    weights = load_decoder(source, decoder, config, ops)
     return LoadedModel(
         config=config,
         path=path,

@@ -20,15 +20,12 @@ _LOGIT_ROWS = 64
 
 
 class TorchRunner:
-    """A `ModelRunner`. Everything about a request comes in its Row. dtype: of activations; None: the
-    pool's."""
+    """A `ModelRunner`. Everything about a request comes in its Row. dtype: of activations."""
 
-    def __init__(
-        self, model: DecoderModel, pool: KvPool, info: ModelInfo, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, model: DecoderModel, pool: KvPool, info: ModelInfo, dtype: torch.dtype) -> None:
         self.info = info
         self.pool = pool
-        self._dtype = dtype or pool.shape.dtype
+        self._dtype = dtype
         self._model = model
         self._sampler = Sampler(info.vocab_size)
 

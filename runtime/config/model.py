@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from baton.core.arithmetic import dense_dtype
 from baton.core.load import Role
 from baton.runtime.config.units import parse_bytes
 
@@ -170,16 +171,10 @@ class NodesConfig(Section):
     @property
     def dense_dtypes(self) -> frozenset[str]:
         """What the nodes hold in `engine.dtype` is of these types, by the devices they run on."""
-        dense = self.engine.quantization in ("auto", "none")
-
-        def of(device: str) -> str:
-            if device == "cpu" and not dense:  # activations, and what is no matrix
-                return "float32"
-            if self.engine.dtype != "auto":
-                return self.engine.dtype
-            return "float32" if device == "cpu" else "bfloat16"
-
-        return frozenset(map(of, self.devices[: self.size]))
+        engine = self.engine
+        return frozenset(
+            dense_dtype(engine.dtype, engine.quantization, on) for on in self.devices[: self.size]
+        )
 
 
 class GrpcConfig(Section):

@@ -198,3 +198,10 @@ def test_a_step_of_no_layers_between_experts_is_refused(tmp_path: Path) -> None:
     _edit_config(folder, decoder_sparse_step=0)
     with pytest.raises(InvalidArgument, match=rf"{folder}: decoder_sparse_step must be 1 or more, got 0"):
         _load(folder)
+
+
+def test_end_tokens_are_looked_at_before_any_weight(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": 4000}')
+    monkeypatch.setattr("baton.engine.loader.load_decoder", lambda *args: pytest.fail("weights are read"))
+    with pytest.raises(InvalidArgument, match="end tokens"):
+        _load(folder)

@@ -74,5 +74,5 @@ def test_codes_and_scales_go_together() -> None:
     for wrong in (KvVectors(coded.values), KvVectors(plain.values, coded.scales)):
         with pytest.raises(ValueError, match=r"KV of torch.\w+ with"):
             native_blocks.convert(plain, wrong)
-    with pytest.raises(ValueError, match="scales of torch.float32"):
+    with pytest.raises(ValueError, match=r"scales of torch\.float32"):
         native_blocks.convert(plain, KvVectors(coded.values, coded.scales.float()))
