@@ -9,8 +9,10 @@ import re
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from tests.cli.test_processes import BATON
@@ -121,11 +123,20 @@ async def test_a_person_is_told_why_the_answer_stops() -> None:
     assert "(stopped at --max-tokens 5)" in shown
 
 
+def until_it_reads(process: subprocess.Popen[bytes]) -> None:
+    """Python drops a SIGINT that comes between its prompt and its read; no person is as fast."""
+    deadline_s = time.monotonic() + 20
+    while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < deadline_s, "it does not wait for its terminal"
+        time.sleep(0.01)
+
+
 async def test_ctrl_c_at_the_prompt_says_how_to_leave_and_then_leaves() -> None:
     def twice(process: subprocess.Popen[bytes], terminal: int, seen: bytes) -> None:
         for wanted in (rb"> ", rb"(?s)Ctrl-D leaves.*> "):
             while not re.search(wanted, seen):
                 seen += shown_next(terminal)
+            until_it_reads(process)
             process.send_signal(signal.SIGINT)
 
     async with router_with(node()) as cluster:

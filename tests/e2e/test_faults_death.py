@@ -33,6 +33,7 @@ from tests.e2e.faults import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NODES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+WIDE = 2048  # of the model's middle layers, so that a step takes as long as one of a real model
 LEASE_S = 3.0
 LOST_WITHIN_S = 2 * LEASE_S + 4.0  # two leases, and what a busy machine takes
 
@@ -50,10 +51,10 @@ class World:
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("death")
-    model, reference = tiny(folder, max_position_embeddings=1024)
+    model, reference = tiny(folder, max_position_embeddings=1024, intermediate_size=WIDE)
     long = [solid_case(reference, 900, 4, prefix=[40 + i]) for i in range(3)]
     short = [solid_case(reference, 9, 8, prefix=[60 + i]) for i in range(8)]
-    streaming = solid_case(reference, 5, 120)
+    streaming = solid_case(reference, 5, 480)
     settings = config(
         model,
         prefill=2,
@@ -135,7 +136,7 @@ async def _quarantined(cluster: Cluster) -> bool:
 async def test_a_decode_node_dies_in_the_middle_of_streams(world: World) -> None:
     """CFG2 a, SCH3: the streams go on elsewhere without gap or repeat; its peers stay healthy."""
     cluster = world.cluster
-    seeded = {"max_tokens": 120, "temperature": 1.0, "seed": 5, "ignore_eos": True, "frequency_penalty": 0.5}
+    seeded = {"max_tokens": 480, "temperature": 1.0, "seed": 5, "ignore_eos": True, "frequency_penalty": 0.5}
     async with drained(cluster, "decode-1"):
         streams = [Streaming(cluster, world.streaming, salt=f"s{i}") for i in range(3)]
         sampled = asyncio.ensure_future(cluster.client.generate(world.streaming.prompt, **seeded))
