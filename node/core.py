@@ -208,10 +208,11 @@ class NodeCore:
 
     # ---- out ---------------------------------------------------------------------------------------------
 
-    def drain(self) -> list[Out]:
-        """Everything to be done or known since the last call, in order; a load report last if it changed."""
+    def drain(self, *, report: bool = True) -> list[Out]:
+        """Everything to be done or known since the last call, in order; a load report last if it changed.
+        report: False leaves it to whoever asks for `load`."""
         self._kv_changes()
-        if self._changed:
+        if report and self._changed:
             self._changed = False
             self._outs.append(LoadOut(self.load()))
         outs, self._outs = self._outs, []
