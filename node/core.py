@@ -192,6 +192,11 @@ class NodeCore:
         cost = self._limits.cascade
         return () if cost is None else shared_prefixes(self._rows, self.kv.block_size, cost)
 
+    @property
+    def decode_rows(self) -> int:
+        """How many of the rows just scheduled, the first ones, are decode's."""
+        return self._decode_rows
+
     def take_dirty(self) -> tuple[int, ...]:
         return tuple(self.kv.take_dirty())
 
