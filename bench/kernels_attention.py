@@ -12,6 +12,7 @@ grows as fewer query heads share a KV head, hence a second figure with one each.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -132,7 +133,7 @@ def _cascade(turn: _Turn, heads: int, kv_heads: int, target: float) -> Figure:
 
 def _plan() -> Figure:
     blocks = CONTEXT // BLOCK
-    spans = [RowSpan(CONTEXT - 1, 1, list(range(i, i + blocks))) for i in range(SHARERS)]
+    spans = [RowSpan(CONTEXT - 1, 1, array("q", range(i, i + blocks))) for i in range(SHARERS)]
     turn = _Turn(time.thread_time, "")
     seconds = min(turn.best(lambda: make_plan(spans, BLOCK))[0] for _ in range(20))
     name = f"attention, plan of {SHARERS} rows at {CONTEXT}"

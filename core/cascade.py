@@ -11,6 +11,7 @@ decides.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,16 +37,20 @@ def shared_prefixes(rows: Sequence[Row], block_size: int, cost: CascadeCost) -> 
     """The parts that pay, each before those that continue it. A row's parts follow one another from block 0.
 
     An edge that does not pay is read by its rows as part of what follows it. Takes time proportional to the
-    compared blocks, at the speed of comparing lists, and next to none where all rows begin differently.
+    compared blocks, at the speed of comparing memory, and next to none where all rows begin differently.
     """
     # Position `start` is the first query's own: the block it lies in is not shared.
     limits = [row.start // block_size if 0 < row.length <= cost.most_tokens else 0 for row in rows]
     members = [i for i, limit in enumerate(limits) if limit]
     if len({rows[i].block_table[0] for i in members}) == len(members):
         return ()
-    tables = [row.block_table if isinstance(row.block_table, list) else list(row.block_table) for row in rows]
+    tables = [_as_array(row.block_table) for row in rows]
     edges = _edges(tables, limits, members)
     return tuple(_chosen(edges, [row.length for row in rows], cost))
+
+
+def _as_array(table: Sequence[int]) -> array[int]:
+    return table if isinstance(table, array) else array("q", table)
 
 
 @dataclass(slots=True)
@@ -69,7 +74,7 @@ class _Edge:
         return len(self.others) - self.first
 
 
-def _edges(tables: list[list[int]], limits: list[int], members: Iterable[int]) -> list[_Edge]:
+def _edges(tables: list[array[int]], limits: list[int], members: Iterable[int]) -> list[_Edge]:
     """All edges with two rows or more, parents first. Row i's first limits[i] blocks count."""
     edges: list[_Edge] = []
     open_groups = [(group, 0, -1) for group in _by_block(tables, members, 0)]
@@ -97,7 +102,7 @@ def _edges(tables: list[list[int]], limits: list[int], members: Iterable[int]) -
     return edges
 
 
-def _by_block(tables: list[list[int]], members: Iterable[int], index: int) -> Iterator[list[int]]:
+def _by_block(tables: list[array[int]], members: Iterable[int], index: int) -> Iterator[list[int]]:
     """Members that have the same block there, two or more."""
     groups: dict[int, list[int]] = {}
     for row in members:
@@ -105,7 +110,7 @@ def _by_block(tables: list[list[int]], members: Iterable[int], index: int) -> It
     return (group for group in groups.values() if len(group) > 1)
 
 
-def _common(a: list[int], b: list[int], span: tuple[int, int], guess: int) -> int:
+def _common(a: array[int], b: array[int], span: tuple[int, int], guess: int) -> int:
     """How far a and b are equal: at least to span[0], at most to span[1]. guess: where that may well be.
 
     Slices are compared, which runs in C: those near the start first, twice as long each time, then halving.

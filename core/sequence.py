@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from baton.core.kvcache import KvCache
@@ -15,8 +16,9 @@ class Sequence:
     """A request on a node.
 
     token_ids: prompt and output so far. computed: how many of them have their KV in `blocks`, valid for
-    positions [0, computed). keys: prefix keys of the full blocks among the first `computed` tokens that are
-    known so far. cached: tokens whose KV was found here when the request started (counted once).
+    positions [0, computed). blocks: array("q"), which a step copies as it is. keys: prefix keys of the full
+    blocks among the first `computed` tokens that are known so far. cached: tokens whose KV was found here when
+    the request started (counted once).
     """
 
     request: Request
@@ -24,7 +26,7 @@ class Sequence:
     arrived_s: float
     deadline_s: float | None = None  # on this node's clock
     token_ids: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("q"))
     keys: list[bytes] = field(default_factory=list)
     published: int = 0  # leading blocks that were offered to the prefix index
     computed: int = 0
@@ -86,7 +88,7 @@ class Sequence:
     def drop_kv(self, kv: KvCache) -> None:
         """Give back all blocks; the sequence must be computed again from its tokens."""
         kv.release(self.blocks)
-        self.blocks = []
+        self.blocks = array("q")
         self.computed = 0
         self.published = 0
 

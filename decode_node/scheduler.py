@@ -7,6 +7,7 @@ admit / adopt ──▶ ready ──slot──▶ running ──finish──▶ 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 
 from baton.core.batch import Row, RowOutput
@@ -46,7 +47,7 @@ class DecodeScheduler:
     def admit(self, now: float, admit: Admit) -> list[NodeEffect]:
         """A committed hand-off: its blocks, with all but the last token's KV, change owner."""
         seq = Sequence(admit.request, Phase.RESERVED, arrived_s=now, deadline_s=admit.deadline_s)
-        seq.blocks = list(admit.blocks)
+        seq.blocks = array("q", admit.blocks)
         seq.computed = admit.computed
         seq.cached = admit.cached_tokens
         seq.move(Move.COMMIT)
@@ -139,7 +140,7 @@ class DecodeScheduler:
             recomputed_tokens=self._recomputed,
         )
 
-    def owned(self) -> Iterator[list[int]]:
+    def owned(self) -> Iterator[array[int]]:
         """The blocks of each sequence here: every one a reference."""
         return (seq.blocks for seq in self._residents.all())
 
@@ -180,7 +181,7 @@ class DecodeScheduler:
         if need + len(self._residents.running) > kv.available:
             kv.release(found)
             return False
-        seq.blocks = found + kv.allocate(need)
+        seq.blocks = array("q", found + kv.allocate(need))
         seq.computed = len(found) * kv.block_size
         seq.published = len(found)
         return True
@@ -199,7 +200,7 @@ class DecodeScheduler:
             if last is seq:
                 return False
         if need > 0:
-            seq.blocks += self._kv.allocate(need)
+            seq.blocks.extend(self._kv.allocate(need))
         return True
 
     def _others_hold_blocks(self, seq: Sequence) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from baton.core.errors import InvalidArgument
 from baton.core.kvcache import KvCache
 from baton.core.phase import Move
@@ -95,7 +97,7 @@ class Admission:
         if need + keep_blocks > kv.available:
             kv.release(cached)
             return False
-        seq.blocks = cached + kv.allocate(need)
+        seq.blocks = array("q", cached + kv.allocate(need))
         seq.computed = len(cached) * kv.block_size
         seq.published = len(cached)
         return True

@@ -9,6 +9,7 @@ A job that ends while a hand-off may read its blocks is held until `release`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
 
@@ -185,7 +186,7 @@ class PrefillScheduler:
             preemptions=self._preemptions,
         )
 
-    def owned(self) -> Iterator[list[int]]:
+    def owned(self) -> Iterator[array[int]]:
         """The blocks of each sequence here: every one a reference."""
         return (job.seq.blocks for job in chain(self._stages.alive(), self._stages.held.values()))
 

@@ -7,8 +7,8 @@ token by token, with shared prefixes, by any number of threads, with either inst
 from __future__ import annotations
 
 import ctypes
+from array import array
 
-import numpy as np
 import torch
 
 from baton.kernels import native
@@ -69,14 +69,14 @@ class NativePlan:
 
     def __init__(self, plan: AttentionPlan | None = None) -> None:
         self.rows = AttentionRows()
-        self._packed: np.ndarray | None = None
+        self._packed: array[int] | None = None
         if plan is not None:
             self.update(plan)
 
     def update(self, plan: AttentionPlan) -> None:
         rows = self.rows
         self._packed = plan.packed  # the arrays live as long as this points at them
-        at, step = plan.packed.ctypes.data, len(plan.spans) * plan.packed.itemsize
+        at, step = plan.packed.buffer_info()[0], len(plan.spans) * plan.packed.itemsize
         rows.rows = len(plan.spans)
         (
             rows.starts,

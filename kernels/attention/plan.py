@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from baton.core.batch import SharedPrefix
 from baton.kernels.attention.order import order_rows
+
+_FEW = 256
+Numbers: TypeAlias = "array[int] | np.ndarray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,8 @@ class AttentionParams:
 class RowSpan:
     """A row's place: its tokens are at positions [start, start + length); block_table: block ids by position.
 
-    Entries that no key of the row needs may be anything that names a block, or -1. int64 arrays (array("q"),
-    numpy) are the cheapest to plan with.
+    Entries that no key of the row needs may be anything that names a block, or -1. array("q") is by far the
+    cheapest to plan with.
     """
 
     start: int
@@ -52,11 +56,12 @@ class AttentionPlan:
     starts, lengths, first_tokens: [rows] each row's first position, its tokens, and the index in the step of
         the first of them.
     table_starts: [rows] where each row's block table begins in `tables`: block ids, none negative (-1 became
-        0, the null block), all tables one after the other.
+        0, the null block), all tables one after the other, each as far as its row's context goes.
     order, shared_starts, shared_ends: [rows] see `Order`: which neighbours share blocks.
-    packed: [7 * rows + len(tables)] what the seven arrays by row and `tables` are views of, in this order.
-    places: three [tokens]: each token's position, and the block and the offset in it where its KV goes;
-        positions, blocks, offsets: the same as torch tensors.
+    packed: array("q") of 7 * rows + len(tables): what the seven arrays by row and `tables` are views of, in
+        this order.
+    places: three [tokens], array("q") or numpy: each token's position, and the block and the offset in it
+        where its KV goes; positions, blocks, offsets: the same as torch tensors.
     derived: what a backend derives from the plan at its first use, kept for the step's other layers.
     """
 
@@ -74,50 +79,83 @@ class AttentionPlan:
         self.derived: dict[object, object] = {}
         starts = [span.start for span in self.spans]
         lengths = [span.length for span in self.spans]
-        sizes = self._table_sizes()
-        rows, entries = len(sizes), sum(sizes)
+        tables = [_table(span, block_size) for span in self.spans]
         order = order_rows(lengths, block_size, self.shared)
-        self.packed = np.empty(7 * rows + entries, dtype=np.int64)
-        by_row = self.packed[: 7 * rows].reshape(7, rows)
-        by_row[:] = (starts, lengths, _before(lengths), _before(sizes), *order)
-        self.starts, self.lengths, self.first_tokens, self.table_starts = by_row[:4]
-        self.order, self.shared_starts, self.shared_ends = by_row[4:]
-        self.tables = self.packed[7 * rows :]
-        np.maximum(_flat([span.block_table for span in self.spans], entries), 0, out=self.tables)
+        by_row = (starts, lengths, _before(lengths), _before([len(table) for table in tables]), *order)
+        self.packed = array("q", list(chain.from_iterable(by_row)))
+        for table in tables:
+            self.packed.extend(table)
+        _clear_negatives(self.packed)
         self.tokens = sum(lengths)
-        self._place()
+        self.places = self._decode_places() if len(starts) == lengths.count(1) else self._places()
 
-    def _table_sizes(self) -> list[int]:
-        sizes = []
-        for span in self.spans:
-            needed, size = -(-span.context // self.block_size), len(span.block_table)
-            if size < needed:
-                raise ValueError(f"a context of {span.context} needs {needed} blocks, got {size}")
-            sizes.append(size)
-        return sizes
+    def _places(self) -> tuple[Numbers, Numbers, Numbers]:
+        positions = np.arange(self.tokens) + np.repeat(self.starts - self.first_tokens, self.lengths)
+        tables = np.repeat(self.table_starts, self.lengths)
+        return positions, self.tables[tables + positions // self.block_size], positions % self.block_size
 
-    def _place(self) -> None:
-        if self.tokens == len(self.spans) and (self.lengths == 1).all():
-            positions, tables = self.starts.copy(), self.table_starts
-        else:
-            positions = np.arange(self.tokens) + np.repeat(self.starts - self.first_tokens, self.lengths)
-            tables = np.repeat(self.table_starts, self.lengths)
-        blocks = self.tables[tables + positions // self.block_size]
-        offsets = positions % self.block_size
-        self.places = (positions, blocks, offsets)
-        self.only_slot = (int(blocks[0]), int(offsets[0])) if self.tokens == 1 else None
+    def _decode_places(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Of rows of one token."""
+        rows, size = len(self.spans), self.block_size
+        starts, tables = self.packed[:rows], self.packed[3 * rows : 4 * rows]
+        blocks = [
+            self.packed[7 * rows + table + start // size] for table, start in zip(tables, starts, strict=True)
+        ]
+        return starts, array("q", blocks), array("q", [start % size for start in starts])
+
+    @property
+    def only_slot(self) -> tuple[int, int] | None:
+        """Where the KV of a step's only token goes: block and offset."""
+        return (int(self.places[1][0]), int(self.places[2][0])) if self.tokens == 1 else None
+
+    @cached_property
+    def _by_row(self) -> tuple[np.ndarray, ...]:
+        rows = len(self.spans)
+        return tuple(np.asarray(self.packed)[: 7 * rows].reshape(7, rows))
+
+    @property
+    def starts(self) -> np.ndarray:
+        return self._by_row[0]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self._by_row[1]
+
+    @property
+    def first_tokens(self) -> np.ndarray:
+        return self._by_row[2]
+
+    @property
+    def table_starts(self) -> np.ndarray:
+        return self._by_row[3]
+
+    @property
+    def order(self) -> np.ndarray:
+        return self._by_row[4]
+
+    @property
+    def shared_starts(self) -> np.ndarray:
+        return self._by_row[5]
+
+    @property
+    def shared_ends(self) -> np.ndarray:
+        return self._by_row[6]
+
+    @cached_property
+    def tables(self) -> np.ndarray:
+        return np.asarray(self.packed)[7 * len(self.spans) :]
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        return torch.from_numpy(self.places[0])
+        return torch.from_numpy(np.asarray(self.places[0]))
 
     @cached_property
     def blocks(self) -> torch.Tensor:
-        return torch.from_numpy(self.places[1])
+        return torch.from_numpy(np.asarray(self.places[1]))
 
     @cached_property
     def offsets(self) -> torch.Tensor:
-        return torch.from_numpy(self.places[2])
+        return torch.from_numpy(np.asarray(self.places[2]))
 
     def table(self, row: int) -> np.ndarray:
         """The row's block table, as far as its context goes."""
@@ -157,7 +195,21 @@ def _before(sizes: Sequence[int]) -> list[int]:
     return sums
 
 
-def _flat(tables: Sequence[Sequence[int]], entries: int) -> np.ndarray:
-    if tables and all(isinstance(table, array | np.ndarray) for table in tables):
-        return np.concatenate([np.asarray(table, dtype=np.int64) for table in tables])
-    return np.fromiter(chain.from_iterable(tables), np.int64, entries)
+def _table(span: RowSpan, block_size: int) -> array[int]:
+    """As far as the row's context goes."""
+    table, needed = span.block_table, -(-span.context // block_size)
+    if len(table) < needed:
+        raise ValueError(f"a context of {span.context} needs {needed} blocks, got {len(table)}")
+    if len(table) > needed:
+        table = table[:needed]
+    return table if isinstance(table, array) and table.typecode == "q" else array("q", list(table))
+
+
+def _clear_negatives(numbers: array[int]) -> None:
+    """Few of them without numpy: after a step's kernels no cache holds its code, and its shortest call takes
+    several microseconds."""
+    if len(numbers) > _FEW:
+        view = np.asarray(numbers)
+        np.maximum(view, 0, out=view)
+    elif min(numbers, default=0) < 0:
+        numbers[:] = array("q", [max(number, 0) for number in numbers])

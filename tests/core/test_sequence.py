@@ -78,7 +78,7 @@ def test_after_giving_its_kv_back_a_sequence_finds_it_again() -> None:
     sequence.publish(kv, "rev")
     before = list(sequence.blocks)
     sequence.drop_kv(kv)
-    assert (sequence.blocks, sequence.computed, sequence.published) == ([], 0, 0)
+    assert (list(sequence.blocks), sequence.computed, sequence.published) == ([], 0, 0)
     assert kv.usage == 0.0
     sequence.blocks = kv.match(sequence.keys) + kv.allocate(1)
     assert sequence.blocks[:2] == before[:2]

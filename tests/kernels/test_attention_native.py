@@ -257,7 +257,7 @@ def test_arrays_plan_as_lists_do() -> None:
     spans = [RowSpan(9 + i, 1 + i % 2, list(range(i, 40 + i))) for i in range(20)]
     plan = make_plan(spans, 4)
     arrays = make_plan([RowSpan(s.start, s.length, array("q", s.block_table)) for s in spans], 4)
-    assert (plan.packed == arrays.packed).all()
+    assert plan.packed == arrays.packed
     positions = [at for s in spans for at in range(s.start, s.context)]
     blocks = [s.block_table[at // 4] for s in spans for at in range(s.start, s.context)]
     for made in (plan, arrays):
