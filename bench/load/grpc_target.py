@@ -1,0 +1,124 @@
+"""Baton's own API as a target."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from baton.bench.load.plan import Shot
+from baton.bench.load.record import Outcome, Record
+from baton.bench.load.target import Call, Clock, Facts, Options
+from baton.core.errors import BatonError, Code, Unavailable
+from baton.core.request import FinishReason
+from baton.proto.v1 import inference_pb2_grpc
+from baton.runtime.client import convert
+from baton.runtime.client.aio import AsyncClient, AsyncStream
+from baton.runtime.client.types import Delta
+from baton.runtime.grpc_channel import channel
+
+OPEN_TIMEOUT_S = 10.0
+
+_OUTCOMES: Mapping[Code, Outcome] = {
+    Code.RESOURCE_EXHAUSTED: Outcome.REJECTED,
+    Code.DEADLINE_EXCEEDED: Outcome.TIMEOUT,
+    Code.INVALID_ARGUMENT: Outcome.BAD_REQUEST,
+    Code.NOT_FOUND: Outcome.BAD_REQUEST,
+    Code.FAILED_PRECONDITION: Outcome.BAD_REQUEST,
+    Code.UNAUTHENTICATED: Outcome.BAD_REQUEST,
+    Code.PERMISSION_DENIED: Outcome.BAD_REQUEST,
+    Code.UNIMPLEMENTED: Outcome.BAD_REQUEST,
+}
+
+
+class GrpcTarget:
+    """`grpc://host:port`."""
+
+    def __init__(self, name: str, url: str, options: Options) -> None:
+        self.name = name
+        self.url = url
+        self._address = url.removeprefix("grpc://").rstrip("/")
+        self._options = options
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+
+    async def open(self) -> Facts:
+        async with AsyncClient(self._address) as client:
+            models = await client.models(timeout_s=OPEN_TIMEOUT_S)
+        self._channel = channel(self._address)
+        await asyncio.wait_for(self._channel.channel_ready(), OPEN_TIMEOUT_S)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        wanted = [model for model in models if self._options.model in ("", model.name)]
+        if not wanted:
+            raise Unavailable(f"{self.url} serves no model {self._options.model}".rstrip())
+        return Facts(wanted[0].name, wanted[0].vocab_size, wanted[0].max_model_len)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    def prepare(self, shot: Shot) -> Call:
+        options = self._options
+        prompt = shot.write()
+        words = prompt.text if options.as_text else None
+        asked = {
+            "max_tokens": shot.output_tokens,
+            "ignore_eos": options.ignore_eos,
+            "temperature": options.temperature,
+            "seed": options.seed + shot.number,
+            "ttft_slo_s": shot.slo.ttft_s,
+            "tpot_slo_s": shot.slo.tpot_s,
+            "priority": shot.priority,
+        }
+        given = prompt.token_ids if words is None else words
+        request = convert.request(given, convert.options_of(asked), options.model)
+
+        async def call(record: Record, clock: Clock) -> None:
+            answer = _Answer(record)
+            try:
+                async for delta in AsyncStream(self._stub.Generate(request), self._address):
+                    answer.add(delta, clock())
+                answer.end()
+            except BatonError as error:
+                answer.failed(error)
+
+        return call
+
+
+class _Answer:
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._ended = False
+
+    def add(self, delta: Delta, now_s: float) -> None:
+        record = self._record
+        if delta.token_ids:
+            record.chunks.append((now_s, len(delta.token_ids)))
+            record.output_tokens += len(delta.token_ids)
+        if delta.usage is not None:
+            record.used_prompt_tokens = delta.usage.prompt_tokens
+            record.cached_tokens = delta.usage.cached_tokens
+        if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._ended = True
+
+    def end(self) -> None:
+        if self._ended:
+            self._record.outcome = Outcome.OK
+        else:
+            self._record.outcome = Outcome.DISCONNECTED
+            self._record.error = "the stream ended without a finish reason"
+
+    def failed(self, error: BatonError) -> None:
+        record = self._record
+        record.error = str(error)
+        record.retry_after_s = error.retry_after_s
+        record.outcome = self._kind(error)
+
+    def _kind(self, error: BatonError) -> Outcome:
+        if error.code is not Code.UNAVAILABLE:
+            return _OUTCOMES.get(error.code, Outcome.SERVER_ERROR)
+        if error.retry_after_s is not None and not self._record.chunks:
+            return Outcome.REJECTED
+        return Outcome.UNREACHABLE if error.message.startswith("nothing answers") else Outcome.DISCONNECTED
