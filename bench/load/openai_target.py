@@ -54,6 +54,7 @@ class OpenAiTarget:
         try:
             facts = await self._facts(self._http)
         except (aiohttp.ClientError, TimeoutError) as error:
+            await self._http.close()
             raise Unavailable(f"nothing answers at {self.url}: {error}") from None
         self._model = self._options.model or facts.model
         return facts
