@@ -30,3 +30,6 @@ class ByteTokenizer:
 
     def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special: bool = True) -> ByteDetokenizer:
         return ByteDetokenizer(self._skipping if skip_special else self._table, prompt_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._table.pieces[token_id] or b"" if token_id < len(self._table.pieces) else b""

@@ -14,6 +14,8 @@ from baton.core.errors import BatonError
 from baton.engine.weights.locate import locate
 from baton.engine.weights.vocabulary import tokenizer_digest
 from baton.router.app import RouterApp, RouterSettings
+from baton.router.http.keys import ApiKeys, read_keys
+from baton.router.http.server import HttpOptions
 from baton.router.machine_config import RouterConfig
 from baton.router.text.load import load_tokenizer
 from baton.runtime.addresses import join_address, reachable, split_address
@@ -59,6 +61,7 @@ class RouterProcess:
         self._probe = asyncio.create_task(self._follow(app))
         return Ready(
             address=self._reachable(app.address, None),
+            http=self._reachable(app.http_address, None) if app.http_address else "",
             registry=self._reachable(app.registry_address, config.router.advertise_host),
             metrics=self._server.address if self._server else "",
         )
@@ -84,10 +87,10 @@ class RouterProcess:
     async def _follow(self, app: RouterApp) -> None:
         """Ready as long as some pair of nodes could take a request."""
         while True:
-            if app.ready:
-                self._health.set_ready()
+            if trouble := app.trouble():
+                self._health.set_not_ready(trouble)
             else:
-                self._health.set_not_ready("no nodes that could serve a request")
+                self._health.set_ready()
             await asyncio.sleep(READY_POLL_S)
 
     @staticmethod
@@ -107,6 +110,7 @@ def settings(start: RouterStart, digest: str = "") -> RouterSettings:
         port=start.port,
         reuse_port=start.share_port,
         processes=router.processes,
+        http=_http(start),
         registry_host=router.registry_host,
         registry_port=start.registry_port,
         transport=TransportOptions(**config.grpc.model_dump()),
@@ -119,6 +123,16 @@ def settings(start: RouterStart, digest: str = "") -> RouterSettings:
         config_json=effective_json(config),
         process=start.name,
     )
+
+
+def _http(start: RouterStart) -> HttpOptions | None:
+    """InvalidArgument: the file of keys."""
+    router = start.config.router
+    if not router.http.enabled:
+        return None
+    path = router.http.api_keys_file
+    keys = ApiKeys() if path is None else read_keys(path)
+    return HttpOptions(router.http.host or router.host, start.http_port, start.share_port, keys)
 
 
 def _event_log(path: str | None, index: int) -> str:

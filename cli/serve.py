@@ -38,7 +38,7 @@ async def _serve(config: ClusterConfig, as_json: bool) -> None:
             if as_json:
                 print(json.dumps(summary(config, launcher)), flush=True)
             else:
-                answers.print(in_words(config, launcher.endpoint))
+                answers.print(in_words(config, launcher))
             if missing := missing_role(config):
                 notes.print(f"[yellow]warning[/]: nothing can be served until a {missing} node joins")
             await launcher.run()
@@ -56,6 +56,7 @@ def summary(config: ClusterConfig, launcher: Launcher) -> dict[str, Any]:
 
     return {
         "endpoint": launcher.endpoint,
+        "http": http_url(launcher),
         "model": config.name,
         "processes": [process(member) for member in launcher.supervisor.members],
     }
@@ -69,12 +70,18 @@ def missing_role(config: ClusterConfig) -> str:
     return " and a ".join(absent)
 
 
-def in_words(config: ClusterConfig, endpoint: str) -> str:
+def http_url(launcher: Launcher) -> str:
+    """What OpenAI's clients want as base URL; "" where there is no HTTP here."""
+    return f"http://{launcher.http_endpoint}/v1" if launcher.http_endpoint else ""
+
+
+def in_words(config: ClusterConfig, launcher: Launcher) -> str:
     """What was started, for people."""
     shape = ", ".join(
         f"{nodes.size} {name}"
         for name, nodes in (("prefill", config.prefill), ("decode", config.decode), ("both", config.both))
         if nodes.size
     )
-    where = f" at {endpoint}" if endpoint else f" to {', '.join(config.registries)}"
+    places = [place for place in (launcher.endpoint, http_url(launcher)) if place]
+    where = f" at {' and '.join(places)}" if places else f" to {', '.join(config.registries)}"
     return f"[bold green]ready[/]: {config.name}{where} ({shape or 'no nodes here'}); Ctrl-C stops it"

@@ -15,7 +15,8 @@ from baton.router.timings import timings
 
 
 class GenerateStream:
-    """words: the text of a choice; None: none is wanted."""
+    """words: the text of a choice; None: none is wanted. received_s: when the call came in. echo_chars:
+    length of the text before each choice's own."""
 
     def __init__(
         self,
@@ -27,10 +28,11 @@ class GenerateStream:
     ) -> None:
         self.job = job
         self.choices: list[Choice] = []
+        self.echo_chars = 0
         self.on_tokens: Callable[[int, float | None], None] = lambda count, interval_s: None
         self._driver = driver
         self._pacer = pacer
-        self._received_s = received_s
+        self.received_s = received_s
         self._waiter = Waiter()
         self._written_s: dict[int, float] = {}
         for index, request in enumerate(job.requests):
@@ -41,6 +43,7 @@ class GenerateStream:
 
     def begin_with(self, text: str) -> None:
         """Put `text` before each choice's own."""
+        self.echo_chars = len(text)
         for choice in self.choices:
             choice.begin_with(text)
 
@@ -92,7 +95,7 @@ class GenerateStream:
                 cached_tokens=outcomes[0].cached_tokens,
             )
         )
-        message.timings.CopyFrom(timings(outcomes, self._received_s, made))
+        message.timings.CopyFrom(timings(outcomes, self.received_s, made))
 
     def _wake(self) -> None:
         self._pacer.notify(self._waiter)

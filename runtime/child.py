@@ -52,13 +52,14 @@ class NodeStart(Message):
 class RouterStart(Message):
     """How one router process is to run: `python -m baton.cli.router`.
 
-    share_port: several routers listen on `port` (SO_REUSEPORT). Where false it must not be shared: a second
-    listener on the same port is an error, never a silent split of the traffic.
+    share_port: several routers listen on `port` and `http_port` (SO_REUSEPORT). Where false they must not be
+    shared: a second listener on the same port is an error, never a silent split of the traffic.
     """
 
     index: int = Field(ge=0)
     config: ClusterConfig
     port: int = Field(ge=0, le=65535)
+    http_port: int = Field(default=0, ge=0, le=65535)
     share_port: bool = False
     registry_port: int = Field(default=0, ge=0, le=65535)
     metrics_port: int = Field(default=0, ge=0, le=65535)
@@ -73,6 +74,7 @@ class Ready(Message):
 
     ready: bool = True
     address: str
+    http: str = ""
     registry: str = ""
     metrics: str = ""
 

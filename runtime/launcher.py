@@ -45,7 +45,7 @@ class Launcher:
         self._router = router
         self._node = node
         self._progress = progress
-        self._port: SharedPort | None = None
+        self._ports: list[SharedPort] = []
         self.supervisor = Supervisor(self._config.supervise)
         self.routers: list[Member] = []
         self.nodes: list[Member] = []
@@ -54,6 +54,11 @@ class Launcher:
     def endpoint(self) -> str:
         """host:port for clients on this host; "" where no router runs here."""
         return self.routers[0].ready.address if self.routers and self.routers[0].ready else ""
+
+    @property
+    def http_endpoint(self) -> str:
+        """Likewise for HTTP; "" where it is switched off."""
+        return self.routers[0].ready.http if self.routers and self.routers[0].ready else ""
 
     async def start(self) -> None:
         """Return when all processes are ready and every router sees every node; BatonError says why not."""
@@ -77,8 +82,8 @@ class Launcher:
     async def stop(self) -> None:
         """Nothing is left running afterwards. Idempotent."""
         await self.supervisor.stop()
-        if self._port is not None:
-            self._port.close()
+        for port in self._ports:
+            port.close()
 
     async def unfinished(self) -> int:
         """Requests that the routers have, as far as these answer at once."""
@@ -88,15 +93,18 @@ class Launcher:
     async def _start_routers(self) -> None:
         settings = self._config.router
         shared = settings.processes > 1
-        port = settings.port
+        port, http_port = settings.port, settings.http.port
         if shared:
-            self._port = SharedPort(settings.host, port)
-            port = self._port.port
+            port = self._held(settings.host, port, "router.port")
+            if settings.http.enabled:
+                http_host = settings.http.host or settings.host
+                http_port = self._held(http_host, http_port, "router.http.port")
         starts = [
             RouterStart(
                 index=index,
                 config=self._config,
                 port=port,
+                http_port=http_port,
                 share_port=shared,
                 registry_port=counted(settings.registry_port, index),
                 metrics_port=counted(settings.metrics_port, index),
@@ -104,6 +112,11 @@ class Launcher:
             for index in range(settings.processes)
         ]
         self.routers = await _together(self.supervisor.start(self._router, start) for start in starts)
+
+    def _held(self, host: str, port: int, field: str) -> int:
+        """The port, taken for the routers to share."""
+        self._ports.append(SharedPort(host, port, field))
+        return self._ports[-1].port
 
     async def _start_nodes(self) -> None:
         registries = (

@@ -105,6 +105,9 @@ class RouterMetrics(_Base):
         self._rejected = self._counter(
             "baton_requests_rejected", "Requests that ended with an error.", "code"
         )
+        self._http = self._counter(
+            "baton_http_requests", "HTTP requests answered; 499: the client left.", "route", "status"
+        )
         self._retries = self._counter("baton_request_retries", "Attempts after the first.").labels(**model)
         self._nodes = self._gauge("baton_nodes", "Known nodes.", "role", "state")
         self._error = self._histogram(
@@ -152,6 +155,10 @@ class RouterMetrics(_Base):
     def request_rejected(self, code: str) -> None:
         """A request that ended with an error; code: the canonical status code's name."""
         self._rejected.labels(self._model, code).inc()
+
+    def http_request(self, route: str, status: int) -> None:
+        """An HTTP request ended. route: "POST /v1/completions", or "other"."""
+        self._http.labels(self._model, route, str(status)).inc()
 
     def predicted(self, leg: str, predicted_s: float | None, measured_s: float | None) -> None:
         """leg: one of LEGS."""

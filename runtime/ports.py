@@ -22,8 +22,8 @@ class SharedPort:
     that test before our processes listen.
     """
 
-    def __init__(self, host: str, port: int = 0) -> None:
-        """port 0: the kernel chooses. FailedPrecondition: the port is in use."""
+    def __init__(self, host: str, port: int = 0, field: str = "router.port") -> None:
+        """port 0: the kernel chooses. FailedPrecondition (`field`): the port is in use."""
         self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lock: socket.socket | None = None
         try:
@@ -41,7 +41,7 @@ class SharedPort:
             self.close()
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             where = join_address(host, port)
-            raise FailedPrecondition(f"cannot listen on {where}: {why}", field="router.port") from None
+            raise FailedPrecondition(f"cannot listen on {where}: {why}", field=field) from None
         self.port: int = self._held.getsockname()[1]
 
     def close(self) -> None:

@@ -118,6 +118,7 @@ def _pinned(start: RouterStart, ready: Ready) -> RouterStart:
     return start.model_copy(
         update={
             "port": port(ready.address, start.port),
+            "http_port": port(ready.http, start.http_port),
             "registry_port": port(ready.registry, start.registry_port),
             "metrics_port": port(ready.metrics, start.metrics_port),
         }

@@ -83,6 +83,13 @@ class TextCodec:
             return WindowDetokenizer(lambda ids: self._decode_known(ids, skip_special), prompt_ids)
         return ByteDetokenizer(table, prompt_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, special ones included; b"" for an id that is not known here."""
+        if self._plain_table is None:
+            return self._decode_known([token_id], skip_special=False).encode()
+        pieces = self._plain_table.pieces
+        return pieces[token_id] or b"" if 0 <= token_id < len(pieces) else b""
+
     def _set_bos(self, add_bos: bool | None) -> None:
         bos = self.bos_token_id
         if add_bos is None or bos is None:

@@ -55,13 +55,27 @@ class Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class HttpConfig(Section):
+    """OpenAI's API, in every router process beside gRPC."""
+
+    enabled: bool = True
+    host: Text | None = None
+    """Address that clients connect to; null: that of gRPC, `router.host`."""
+    port: Port = 0
+    """0: the kernel chooses. Router processes share it."""
+    api_keys_file: Text | None = None
+    """File with one key per line, of which clients of /v1 must show one as bearer token; null: none is asked
+    for. It guards HTTP only: gRPC's clients show none."""
+
+
 class RouterConfig(Section):
     host: Text = "127.0.0.1"
     """Address that clients connect to; 0.0.0.0 for all interfaces."""
     port: Port = 0
     """Client port (gRPC); 0: the kernel chooses."""
     processes: Annotated[int, Field(ge=0, le=64)] = 1
-    """Shared-nothing router processes on the client port; 0: no router here, see `registries`."""
+    """Shared-nothing router processes on the clients' ports; 0: no router here, see `registries`."""
+    http: HttpConfig = HttpConfig()
     registry_host: Text = "127.0.0.1"
     """Address that nodes announce themselves to."""
     registry_port: Port = 0
