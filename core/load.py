@@ -24,7 +24,8 @@ class Role(Enum):
 class LoadReport:
     """State of one node at one instant of its own life. seq grows by one per report: older ones are stale.
 
-    waiting/running: requests. waiting_tokens: prompt tokens not yet prefilled. blocks count KV blocks;
+    waiting/running: requests. waiting_tokens: prompt tokens not yet prefilled; waiting_work: their attention,
+    the sum over those prompts of tokens x (context before them + tokens / 2). blocks count KV blocks;
     free includes idle cached ones. context_tokens: KV tokens the decode batch attends to. The *_s figures
     are the node's own fits of its recent steps, None until measured.
     """
@@ -37,6 +38,7 @@ class LoadReport:
     exporting: int = 0  # prefilled, KV not yet handed off
     reserved: int = 0  # tickets given, not yet committed
     waiting_tokens: int = 0
+    waiting_work: int = 0
     context_tokens: int = 0
     blocks_total: int = 0
     blocks_free: int = 0

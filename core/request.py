@@ -117,6 +117,7 @@ class Request:
     priority: int = 0  # lower runs first
     salt: str = ""  # requests share cached prefixes only within one salt
     timeout_s: float | None = None  # what is left of the client's deadline when this was sent
+    waited_s: float = 0.0  # since it arrived, when this was sent: so much of its TTFT target is gone
 
     @property
     def prefill_tokens(self) -> int:
@@ -158,6 +159,7 @@ class Request:
         self.slo.validate()
         if self.timeout_s is not None:
             _check_number("timeout_s", self.timeout_s, -math.inf, math.inf)
+        _check_number("waited_s", self.waited_s, 0.0, math.inf)
 
     def output_limit(self, max_model_len: int) -> int:
         """How many output tokens this request may have in all: its own limit or the context's."""

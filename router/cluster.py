@@ -41,6 +41,7 @@ def report(state: State, node: Node, load: LoadReport, now: float, out: list[Eff
             state.timers.clear(("role", node.id))
     if node.health is not Health.UP:
         node.health = Health.UP
+        node.touch()
         state.timers.set(("lease", node.id), now + state.config.lease_s)
         state.timers.clear(("forget", node.id))
         out.append(_record(node, "back"))
@@ -51,12 +52,14 @@ def lose(state: State, node: Node, reason: str, now: float, out: list[Effect], *
     otherwise it may only be stuck, and is told to."""
     node.gone = node.gone or gone
     node.health = Health.LOST
-    node.prefixes.change((), (), reset=True)
+    node.touch()
+    state.registry.kv_changed(node, (), (), reset=True)
     state.timers.clear(("lease", node.id))
     state.timers.clear(("role", node.id))
     state.timers.set(("forget", node.id), now + state.config.forget_s)
     out.append(_record(node, "lost", reason=reason))
-    for live in list(state.live.values()):
+    there = [state.live[name] for name in dict.fromkeys((*node.prefill, *node.decode))]
+    for live in sorted(there, key=lambda one: one.facts.arrived_s):
         attempt = live.attempt
         if attempt is None or node.id not in attempt.nodes:
             continue
@@ -85,6 +88,7 @@ def check_lease(state: State, node: Node, now: float, out: list[Effect], *, slep
     else:
         if node.health is Health.UP:
             node.health = Health.SUSPECT
+            node.touch()
             out.append(_record(node, "suspect"))
         state.timers.set(("lease", node.id), lost_s)
 
@@ -93,6 +97,7 @@ def drain(state: State, node_id: str, draining: bool, out: list[Effect]) -> None
     """Holds for this incarnation of the node."""
     node = _known(state, node_id)
     node.draining = draining
+    node.touch()
     out.append(SetDrain(node_id, draining))
     out.append(_record(node, "draining" if draining else "resumed"))
 
@@ -101,6 +106,7 @@ def set_role(state: State, node_id: str, role: Role, now: float, out: list[Effec
     """From now on only what both roles allow is sent to it, until it reports the new one."""
     node = _known(state, node_id)
     node.wanted_role = None if node.load.role is role else role
+    node.touch()
     if node.wanted_role is None:
         state.timers.clear(("role", node_id))
     else:
@@ -114,6 +120,7 @@ def give_up_role(node: Node, out: list[Effect]) -> None:
     if node.wanted_role is not None:
         out.append(_record(node, "role not taken", role=node.wanted_role.value))
         node.wanted_role = None
+        node.touch()
 
 
 def _known(state: State, node_id: str) -> Node:

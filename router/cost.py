@@ -16,6 +16,7 @@ from itertools import combinations
 
 from baton.core.cost import Estimate
 from baton.core.load import LoadReport
+from baton.router.residuals import Residuals, spread
 
 HUBER = 3.0  # residuals beyond that many sigmas lose weight
 SURPRISE = 0.4  # a relative residual beyond that
@@ -23,7 +24,9 @@ FORGETTING_WHEN_SURPRISED = 0.8
 MAX_S, MAX_SIZE = 1e4, 1e15  # beyond, a sample is nonsense
 PRIOR_SIGMA = 0.5  # relative residual to be expected of the prior
 PRIOR_FACTOR = 300.0  # the prior is taken to be right within about this factor
+SETTLED, SOLVE_EVERY = 64, 8  # after so many samples, so many more move the parameters little
 CLING = 1e-7  # weight of the last parameters against the data's, where the data leave a choice
+CHUNK_TOKENS = 256.0  # of a usual step
 FLOOR_S = 1e-5  # shorter latencies weigh no more than this one
 
 Vector = tuple[float, ...]
@@ -36,8 +39,9 @@ class Fit:
         self.samples = 0
         self._scale = scale
         self._forgetting = forgetting
-        self._dirty = False
+        self._unsolved = 0  # samples since the parameters were found
         self._theta = prior
+        self._ratios = Residuals()
         self._variance = PRIOR_SIGMA**2
         self.sigma = PRIOR_SIGMA  # relative standard deviation of recent residuals
         scaled = [max(p * s, FLOOR_S) for p, s in zip(prior, scale, strict=True)]
@@ -47,7 +51,7 @@ class Fit:
 
     @property
     def theta(self) -> Vector:
-        if self._dirty:
+        if self._unsolved >= (1 if self.samples < SETTLED else SOLVE_EVERY):
             self._solve()
         return self._theta
 
@@ -57,6 +61,12 @@ class Fit:
 
     def mean(self, x: Vector) -> float:
         return sum([t * v for t, v in zip(self.theta, x, strict=True)])
+
+    def factor(self, share: float) -> float:
+        """What to multiply a mean with, so that `share` of the measurements stay below: by what was measured,
+        or by sigma as long as that is little."""
+        measured = self._ratios.quantile(share)
+        return measured if measured is not None else max(0.0, 1.0 + spread(share) * self.sigma)
 
     def observe(self, x: Vector, y: float) -> None:
         """One measurement. Nonsense is ignored: it may come from a peer."""
@@ -77,10 +87,13 @@ class Fit:
         self._variance += step * (residual * residual - self._variance)
         self.sigma = math.sqrt(self._variance)
         self.samples += 1
-        self._dirty = True
+        self._unsolved += 1
+        if abs(residual) >= SURPRISE:
+            self._unsolved = SOLVE_EVERY
+        self._ratios.add(y, predicted)
 
     def _solve(self) -> None:
-        self._dirty = False
+        self._unsolved = 0
         size = len(self._b)
         cling = CLING * sum(self._a[i][i] for i in range(size)) / size
         a = [[v + (cling if i == j else 0.0) for j, v in enumerate(row)] for i, row in enumerate(self._a)]
@@ -150,15 +163,31 @@ class FittedCost:
     def transfer_s(self, payload_bytes: int) -> Estimate:
         return self._transfer.predict((1.0, payload_bytes))
 
-    def transfer_line(self, z: float) -> tuple[float, float]:
-        """mean + z sigma of a transfer as (seconds, seconds per byte): for whoever asks about many sizes."""
+    def prefill_at(self, share: float, new_tokens: int, cached_tokens: int) -> float:
+        """Seconds that `share` of such prefills need at most; so for the others below."""
+        x = (1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2))
+        return self._prefill.mean(x) * self._prefill.factor(share)
+
+    def decode_factor(self, share: float) -> float:
+        return self._decode.factor(share)
+
+    def transfer_line(self, share: float) -> tuple[float, float]:
+        """A transfer as (seconds, seconds per byte): for whoever asks about many sizes."""
         fixed, per_byte = self._transfer.theta
-        factor = max(0.0, 1.0 + z * self._transfer.sigma)
+        factor = self._transfer.factor(share)
         return fixed * factor, per_byte * factor
+
+    def decode_mean_s(self, rows: int, context_tokens: int) -> float:
+        return self._decode.mean((1.0, rows, context_tokens))
+
+    def queue_s(self, tokens: int, work: int) -> float:
+        """Seconds of prompts that wait: `tokens` of them, in steps of a usual size, with `work` pairs of
+        tokens that attend to each other."""
+        return self._prefill.mean((tokens / CHUNK_TOKENS, tokens, work)) if tokens else 0.0
 
     def prefill_token_s(self) -> float:
         """Seconds per queued prompt token, the step's fixed part spread over a usual chunk."""
-        return self._prefill.mean((1.0, 256.0, 32768.0)) / 256.0
+        return self._prefill.mean((1.0, CHUNK_TOKENS, CHUNK_TOKENS**2 / 2)) / CHUNK_TOKENS
 
     def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float) -> None:
         self._prefill.observe((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)), seconds)

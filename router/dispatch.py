@@ -12,14 +12,18 @@ from baton.core.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from baton.core.request import Slo
 from baton.router.events import Dispatch, Effect, Record
 from baton.router.fate import missing_role, reject
 from baton.router.ledger import Work
 from baton.router.live import Attempt, Live
-from baton.router.policy import Blocked, Choice, Why, eligible, why_none
+from baton.router.policy import Blocked, Choice, Why, why_none
+from baton.router.shortlist import may_serve
 from baton.router.state import State
 
 MIN_RETRY_AFTER_S = 0.05
+MIN_BUSY_S = 1.0  # what nodes are busy with, where it is not the queue, lasts longer than a moment
+MOST_HARMFUL = 2  # requests that would do others harm; those behind them would, too
 
 
 def admit(state: State, live: Live, now: float, out: list[Effect]) -> None:
@@ -32,20 +36,29 @@ def admit(state: State, live: Live, now: float, out: list[Effect]) -> None:
         state.timers.set(("deadline", live.id), live.deadline_s)
     state.live[live.id] = live
     state.enqueue(live, now)
-    pump(state, now, out)
+    pump(state, now, out, newcomer=live)
     if live in state.queue:
         error = never_fits(state, live, now)  # the pump may not have come to it
         if error is not None:
             reject(state, live, error, now, out)
+        elif state.config.admission == "reject" and state.queue.is_late(live):
+            turn_away(state, live, predicted_wait_s(state, now), now, out)
         else:
             shed(state, live, now, out)
+
+
+def turn_away(state: State, live: Live, wait_s: float, now: float, out: list[Effect]) -> None:
+    """It would not meet its targets, and the work done for it would cost others theirs."""
+    why = "its latency targets cannot be met now"
+    out.append(Record("shed", {"request": live.id, "queued": len(state.queue), "wait_s": wait_s}))
+    error = ResourceExhausted(why, retry_after_s=max(MIN_RETRY_AFTER_S, min(wait_s, 60.0)))
+    reject(state, live, error, now, out)
 
 
 def never_fits(state: State, live: Live, now: float) -> BatonError | None:
     """The error, if no node that serves now could take it even with all the room there is."""
     ask = state.ask(live, now)
-    prefills, decodes, _ = eligible(ask, state.registry)
-    return None if prefills and decodes else never(why_none(ask, state.registry))
+    return None if may_serve(ask, state.registry) else never(why_none(ask, state.registry))
 
 
 def never(blocked: Blocked) -> BatonError | None:
@@ -61,7 +74,7 @@ def shed(state: State, live: Live, now: float, out: list[Effect]) -> None:
     """Turn somebody away if the queue is too long for the newcomer: the last in order that has not run."""
     wait_s = predicted_wait_s(state, now)
     if len(state.queue) > state.config.max_queued:
-        last = state.queue[-1]
+        last = state.queue.last
         victim = last if last.request.attempt == 0 else live  # a retry may have text out already
         why = f"{len(state.queue) - 1} requests wait already, the limit is {state.config.max_queued}"
     elif wait_s > state.config.max_queue_wait_s:
@@ -79,8 +92,8 @@ def predicted_wait_s(state: State, now: float) -> float:
     """Seconds until today's queue is drained: by its prompts' work spread over the prefill nodes, or by
     the rate at which requests have been leaving it, whichever is longer."""
     queue = state.queue
-    speeds = [1.0 / node.cost.prefill_token_s() for node in state.registry if node.may_prefill]
-    work_s = queue.prefill_tokens / sum(speeds) if speeds else 0.0
+    speed = state.registry.board.prefill_speed
+    work_s = queue.prefill_tokens / speed if speed else 0.0
     left = state.departures
     if len(left) < 4:
         return work_s
@@ -88,17 +101,30 @@ def predicted_wait_s(state: State, now: float) -> float:
     return max(work_s, len(queue) * span_s / len(left))
 
 
-def pump(state: State, now: float, out: list[Effect]) -> None:
+def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = None) -> None:
     """Dispatch from the queue, in order, until there is no room. Requests that wait for something of their
     own (a large room, a node that has not failed them) are passed by a few others, but not for ever."""
     queue, config = state.queue, state.config
-    position = 0
-    while position < len(queue) and position < config.lookahead:
-        live = queue[position]
+    if len(queue) > 1 or (newcomer is None and len(queue)):
+        queue.triage(now, *state.registry.board.next_free())
+    passed: dict[Live, None] = {}
+    harmful = 0
+    while len(passed) < config.lookahead:
+        live = next((head for head in queue.heads(now, len(passed) + 1) if head not in passed), None)
+        if live is None:
+            return
         verdict = state.policy.choose(state.ask(live, now), state.registry)
         if isinstance(verdict, Choice):
-            send(state, live, verdict, now, out)
-            continue
+            if live is newcomer and _in_vain(state, live, verdict):
+                turn_away(state, live, max(MIN_BUSY_S, predicted_wait_s(state, now)), now, out)
+                continue
+            if not _harmful(state, live, verdict, now):
+                send(state, live, verdict, now, out)
+                continue
+            harmful += 1
+            if harmful > MOST_HARMFUL:
+                return
+            verdict = Blocked(Why.HARMFUL)
         error = never(verdict)
         if error is not None:
             reject(state, live, error, now, out)
@@ -109,12 +135,27 @@ def pump(state: State, now: float, out: list[Effect]) -> None:
             live.passed_since_s = now
         elif verdict.why is Why.NO_ROOM and now - live.passed_since_s > config.starve_s and not live.avoid:
             return
-        position += 1
+        passed[live] = None
+
+
+def _in_vain(state: State, live: Live, choice: Choice) -> bool:
+    """Whether a newcomer had better come back later."""
+    config = state.config
+    if config.admission != "reject" or live.output or live.request.attempt or live.request.slo == Slo():
+        return False
+    return choice.gain < config.least_chance
+
+
+def _harmful(state: State, live: Live, choice: Choice, now: float) -> bool:
+    """Whether sending it now would make more of those already there miss their targets than it is likely to
+    meet its own. One with text out, or that has waited long, goes all the same."""
+    return choice.gain < 0.0 and not live.output and now - live.facts.arrived_s <= state.config.late_wait_s
 
 
 def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]) -> None:
     """The queued request goes to its nodes."""
     queued = len(state.queue) - 1
+    state.queue.spend(live)
     state.queue.remove(live)
     state.timers.clear(("wait", live.id))
     if queued:
@@ -122,9 +163,9 @@ def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]
     else:
         state.departures.clear()
     prefill, decode, prediction = choice.prefill, choice.decode, choice.prediction
-    request = live.request
-    if live.deadline_s is not None:
-        request = live.request = replace(request, timeout_s=live.deadline_s - now)
+    timeout_s = None if live.deadline_s is None else live.deadline_s - now
+    waited_s = now - live.facts.arrived_s
+    request = live.request = replace(live.request, timeout_s=timeout_s, waited_s=waited_s)
     tokens = request.prefill_tokens
     live.passed_since_s = None
     live.attempt = Attempt(
@@ -135,10 +176,14 @@ def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]
         dispatched_s=now,
         fingerprint=prefill.info.fingerprint,
         context_limit=min(prefill.info.max_model_len, decode.info.max_model_len),
-        predicted_ttft_s=prediction.queue_s + prediction.prefill_s,
+        prediction=prediction,
     )
     prefill.prefill.put(live.id, Work(prediction.prefill_s, tokens, seen_s=now))
-    decode.decode.put(live.id, Work(0.0, tokens, decode.blocks_for(tokens + 1)))
+    decode.decode.put(live.id, Work(0.0, tokens, decode.blocks_for(tokens + 1), tpot_s=request.slo.tpot_s))
+    if prefill is not decode:
+        sent_s = now + prediction.queue_s + prediction.prefill_s + prediction.transfer_s
+        prefill.sending_until_s = max(prefill.sending_until_s, sent_s)
+        decode.receiving_until_s = max(decode.receiving_until_s, sent_s)
     live.facts.prefill_node, live.facts.decode_node = prefill.id, decode.id
     out.append(Dispatch(request, prefill.id, decode.id, prediction))
     out.append(
@@ -149,7 +194,10 @@ def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]
                 "attempt": request.attempt,
                 "prefill": prefill.id,
                 "decode": decode.id,
-                "waited_s": now - live.facts.arrived_s,
+                "waited_s": waited_s,
+                "predicted_ttft_s": waited_s + prediction.ttft_s,
+                "predicted_tpot_s": prediction.tpot_s,
+                "gain": choice.gain,
                 "score_s": choice.score_s,
                 "pairs": choice.pairs,
                 "queued": queued,

@@ -185,6 +185,15 @@ class Prediction:
     tpot_s: float = 0.0
     cached_tokens: int = 0
 
+    @property
+    def ttft_s(self) -> float:
+        """From the dispatch to the first token."""
+        return self.queue_s + self.prefill_s
+
+    def mean_tpot_s(self, tokens: float) -> float:
+        """Over an answer of so many tokens: the second one waits for the transfer, and for its place."""
+        return self.tpot_s + (self.transfer_s + self.decode_wait_s) / max(1.0, tokens - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:

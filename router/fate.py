@@ -6,8 +6,8 @@ from baton.core.errors import BatonError, Code, DeadlineExceeded, ResourceExhaus
 from baton.core.request import FinishReason
 from baton.router.events import CancelOn, Complete, Effect, Record, Reject
 from baton.router.live import Attempt, Live
-from baton.router.policy import eligible
 from baton.router.prefix_view import PromptChains
+from baton.router.shortlist import has_fresh, may_serve, missing_leg
 from baton.router.state import DEADLINE_SHARE, REQUEST_TIMERS, State
 
 FINAL_CODES = frozenset(
@@ -24,9 +24,20 @@ FINAL_CODES = frozenset(
 def complete(state: State, live: Live, reason: FinishReason, now: float, out: list[Effect]) -> None:
     if reason is not FinishReason.CANCELLED:
         state.learn_output(len(live.output))
+        _learn_tpot(state, live)
     _leave(state, live)
     out.append(Complete(live.id, reason, live.outcome(now)))
     out.append(_end_record(live, reason.value, now))
+
+
+def _learn_tpot(state: State, live: Live) -> None:
+    attempt, tokens = live.attempt, len(live.output)
+    measured_s = live.facts.tpot_s(tokens)
+    if attempt is None or attempt.base or measured_s is None:  # a retry's pause is no node's pace
+        return
+    node = state.node(attempt.decode_id)
+    if node is not None:
+        node.learn_tpot(measured_s, attempt.prediction.mean_tpot_s(tokens))
 
 
 def finish(state: State, live: Live, reason: FinishReason, now: float, out: list[Effect]) -> None:
@@ -151,20 +162,14 @@ def deadline_passed(state: State, live: Live, now: float) -> BatonError:
 
 def missing_role(state: State, live: Live, now: float) -> str:
     """Which kind of node does not serve it, however much room there were; "" if both do."""
-    prefills, decodes, _ = eligible(state.ask(live, now), state.registry)
-    return "" if prefills and decodes else "decode" if prefills else "prefill"
+    return missing_leg(state.ask(live, now), state.registry)
 
 
 def wait_again(state: State, live: Live, now: float) -> None:
     """Back to the queue: at once if there is a pair that has not failed it, else after a pause."""
     again = live.retries + live.refusals
-    _, _, pairs = eligible(state.ask(live, now), state.registry)
-    failed = live.avoid_pairs
-    fresh = any(
-        (p.id, d.id) not in failed and p.id not in live.avoid and d.id not in live.avoid
-        for p, d in pairs or ()
-    )
-    if fresh or not pairs:
+    ask = state.ask(live, now)
+    if has_fresh(ask, state.registry) or not may_serve(ask, state.registry):
         state.enqueue(live, now)
         return
     state.delayed[live.id] = live
@@ -192,7 +197,11 @@ def _end_record(live: Live, how: str, now: float) -> Record:
     }
     if facts.first_token_s is not None:
         data["ttft_s"] = facts.first_token_s - facts.arrived_s
-    if facts.first_token_s is not None and facts.dispatched_s is not None:
+    if (prediction := facts.prediction) is not None and facts.first_token_s is not None:
+        assert facts.dispatched_s is not None
         data["dispatch_to_token_s"] = facts.first_token_s - facts.dispatched_s
-        data["predicted_s"] = facts.predicted_ttft_s
+        data["predicted_s"] = prediction.ttft_s
+        if (tpot_s := facts.tpot_s(len(live.output))) is not None:
+            data["tpot_s"] = tpot_s
+            data["predicted_tpot_s"] = prediction.tpot_s
     return Record("end", data)

@@ -7,26 +7,32 @@ exactly as long as its attempt is on the node. So no way for a request to end ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
 class Work:
     """One attempt's demand on a node. seconds: predicted work. seen_s: when the node came to know of it
-    (None: it does not yet), so that reports made well after that include it."""
+    (None: it does not yet), so that reports made well after that include it. tpot_s: its target, if any."""
 
     seconds: float = 0.0
     tokens: int = 0
     blocks: int = 0
     seen_s: float | None = None
+    tpot_s: float | None = None
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class Ledger:
     """Work by request id. An entry is `working` until `done` (it may stay on the node for other reasons), and
-    recent until a report includes it."""
+    recent until a report includes it. changed: called after each change of a total."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None] = _nothing) -> None:
+        self._changed = changed
         self._entries: dict[str, Work] = {}
         self._working: dict[str, Work] = {}
         self._recent: dict[str, Work] = {}
@@ -34,6 +40,7 @@ class Ledger:
         self.recent_seconds = 0.0
         self.recent_tokens = 0
         self.recent_blocks = 0
+        self.targets: dict[float, int] = {}  # how many entries have each target
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -59,6 +66,9 @@ class Ledger:
         self.recent_seconds += work.seconds
         self.recent_tokens += work.tokens
         self.recent_blocks += work.blocks
+        if work.tpot_s is not None:
+            self.targets[work.tpot_s] = self.targets.get(work.tpot_s, 0) + 1
+        self._changed()
 
     def see(self, key: str, now: float) -> None:
         """The node knows of the work from now on."""
@@ -71,32 +81,44 @@ class Ledger:
         work = self._working.pop(key, None)
         if work is not None:
             self.seconds = self.seconds - work.seconds if self._working else 0.0  # no rounding dust when idle
-        if self._recent.pop(key, None) is not None:
-            self._recount()
+        if (work := self._recent.pop(key, None)) is not None:
+            self._no_longer_recent(work)
+        self._changed()
 
     def drop(self, key: str) -> None:
         """The request is no longer on the node. Unknown keys are no error."""
-        if self._entries.pop(key, None) is not None:
-            self.done(key)
+        work = self._entries.pop(key, None)
+        if work is None:
+            return
+        if work.tpot_s is not None:
+            self.targets[work.tpot_s] -= 1
+            if not self.targets[work.tpot_s]:
+                del self.targets[work.tpot_s]
+        self.done(key)
+
+    @property
+    def tightest_s(self) -> float | None:
+        """The least target of all entries."""
+        return min(self.targets, default=None)
 
     def reported(self, now: float, lag_s: float) -> None:
         """A report arrived: what the node knew `lag_s` ago is in it."""
         limit = now - lag_s
         known = [k for k, w in self._recent.items() if w.seen_s is not None and w.seen_s <= limit]
         for key in known:
-            del self._recent[key]
+            self._no_longer_recent(self._recent.pop(key))
         if known:
-            self._recount()
+            self._changed()
 
-    def _recount(self) -> None:
-        recent = self._recent.values()
-        self.recent_seconds = sum([work.seconds for work in recent])
-        self.recent_tokens = sum([work.tokens for work in recent])
-        self.recent_blocks = sum([work.blocks for work in recent])
+    def _no_longer_recent(self, work: Work) -> None:
+        self.recent_tokens -= work.tokens
+        self.recent_blocks -= work.blocks
+        self.recent_seconds = max(0.0, self.recent_seconds - work.seconds) if self._recent else 0.0
 
     def check(self) -> None:
         assert self._working.keys() <= self._entries.keys()
         assert self._recent.keys() <= self._entries.keys()
         assert abs(self.seconds - sum(w.seconds for w in self._working.values())) <= 1e-6 * (1 + self.seconds)
+        assert sum(self.targets.values()) == sum(w.tpot_s is not None for w in self._entries.values())
         assert self.recent_tokens == sum(w.tokens for w in self._recent.values())
         assert self.recent_blocks == sum(w.blocks for w in self._recent.values())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton.core.model import Fingerprint
 from baton.core.request import FinishReason, Request
-from baton.router.events import Deliver, NodeFinished, Outcome, TokensMade
+from baton.router.events import Deliver, NodeFinished, Outcome, Prediction, TokensMade
 from baton.router.prefix_view import PromptChains
 
 
@@ -26,7 +26,7 @@ class Attempt:
     dispatched_s: float
     fingerprint: Fingerprint
     context_limit: int
-    predicted_ttft_s: float = 0.0
+    prediction: Prediction
     on_prefill: bool = True  # whether the node's ledger for that leg holds it
     on_decode: bool = True
     started: bool = False
@@ -60,7 +60,13 @@ class Facts:
     transfer_node_s: float = 0.0
     transfer_bytes: int = 0
     preemptions: int = 0
-    predicted_ttft_s: float | None = None
+    prediction: Prediction | None = None  # of the attempt that gave the first token
+
+    def tpot_s(self, output_tokens: int) -> float | None:
+        """Seconds between tokens; None where there are fewer than two."""
+        if self.first_token_s is None or self.last_token_s is None or output_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (output_tokens - 1)
 
 
 class Live:
@@ -74,13 +80,14 @@ class Live:
         "deadline_s",
         "facts",
         "fingerprint",
-        "order",
+        "number",
         "output",
         "passed_since_s",
         "prompt_logprobs_sent",
         "refusals",
         "request",
         "retries",
+        "work_s",
     )
 
     def __init__(self, request: Request, now: float, deadline_s: float | None) -> None:
@@ -95,13 +102,22 @@ class Live:
         self.fingerprint: Fingerprint | None = None  # whose text this is, once there is text
         self.chains = PromptChains(request.token_ids, request.salt)
         self.prompt_logprobs_sent = 0  # they come in order, and from the first again with each attempt
-        self.order = (0.0, 0)
+        self.number = 0  # in the order of queueing
+        self.work_s = 0.0  # of its prompt, as predicted when it was queued
         self.passed_since_s: float | None = None
         self.facts = Facts(now)
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def due_s(self) -> float | None:
+        """When its first token should be out; None: there is no target, or it is."""
+        target_s = self.request.slo.ttft_s
+        if target_s is None or self.facts.first_token_s is not None:
+            return None
+        return self.facts.arrived_s + target_s
 
     def accept(self, event: TokensMade, attempt: Attempt, now: float) -> list[Deliver]:
         """Take tokens of the current attempt in; what can now be delivered, in order."""
@@ -146,7 +162,7 @@ class Live:
             if facts.first_token_s is None:
                 facts.first_token_s = now
                 facts.dispatched_s = attempt.dispatched_s
-                facts.predicted_ttft_s = attempt.predicted_ttft_s
+                facts.prediction = attempt.prediction
                 self.fingerprint = attempt.fingerprint
             if facts.decode_start_s is None and event.index > attempt.base:
                 facts.decode_start_s = now

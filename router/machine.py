@@ -17,12 +17,12 @@ requests a node has is never a counter: it is which live requests have their att
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.core.errors import Code, IllegalTransition, Unavailable
 from baton.core.load import LoadReport
-from baton.core.request import FinishReason
+from baton.core.request import FinishReason, Request, Slo
 from baton.router import cluster, dispatch, fate
 from baton.router.events import (
     Arrived,
@@ -50,6 +50,7 @@ from baton.router.nodes import Registry
 from baton.router.pending import Pending
 from baton.router.policy import Policy
 from baton.router.policy_latency import POLICIES
+from baton.router.shortlist import pair_serves
 from baton.router.state import REQUEST_TIMERS, State
 
 
@@ -73,7 +74,7 @@ class RouterMachine:
     def __init__(self, config: RouterConfig, policy: Policy | None = None) -> None:
         self.config = config
         chosen = policy if policy is not None else POLICIES[config.policy](config)
-        self._state = State(config, chosen, Registry(), Pending(config.aging_s))
+        self._state = State(config, chosen, Registry(), Pending(config))
         self._handlers: dict[type, Callable[[float, Any], list[Effect]]] = {
             Arrived: self._on_arrived,
             Cancelled: self._on_cancelled,
@@ -105,8 +106,15 @@ class RouterMachine:
         if event.request.id in self._state.live:
             raise IllegalTransition(f"request {event.request.id!r} is alive already")
         out: list[Effect] = []
-        dispatch.admit(self._state, Live(event.request, now, event.deadline_s), now, out)
+        dispatch.admit(self._state, Live(self._with_targets(event.request), now, event.deadline_s), now, out)
         return out
+
+    def _with_targets(self, request: Request) -> Request:
+        """The configured targets where it brings none."""
+        config, slo = self.config, request.slo
+        if (slo.ttft_s or config.ttft_s) == slo.ttft_s and (slo.tpot_s or config.tpot_s) == slo.tpot_s:
+            return request
+        return replace(request, slo=Slo(slo.ttft_s or config.ttft_s, slo.tpot_s or config.tpot_s))
 
     def _on_cancelled(self, now: float, event: Cancelled) -> list[Effect]:
         live = self._state.live.get(event.request_id)
@@ -166,6 +174,7 @@ class RouterMachine:
         prefill, decode = state.node(attempt.prefill_id), state.node(attempt.decode_id)
         if prefill is not None:
             prefill.prefill.done(live.id)
+            prefill.learn_ttft(now - attempt.dispatched_s, attempt.prediction.ttft_s)
         if decode is not None:
             decode.decode.see(live.id, now)
         if attempt.prefill_id == attempt.decode_id or attempt.handed_off:
@@ -264,7 +273,7 @@ class RouterMachine:
         if node is None:
             self._state.stale += 1
         else:
-            node.prefixes.change(event.stored, event.removed, reset=event.reset)
+            self._state.registry.kv_changed(node, event.stored, event.removed, reset=event.reset)
         return []
 
     # ---- operators and time -------------------------------------------------------------------------------
@@ -368,9 +377,7 @@ class RouterMachine:
 
     def ready(self) -> bool:
         """Whether some pair of nodes serves, room left aside."""
-        registry = self._state.registry
-        decodes = [node for node in registry if node.may_decode]
-        return any(registry.fit(p, d) for p in registry if p.may_prefill for d in decodes)
+        return pair_serves(self._state.registry)
 
     def check(self) -> None:
         """Raise AssertionError unless all derived state agrees with the live requests. O(everything)."""

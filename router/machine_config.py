@@ -34,7 +34,16 @@ class RouterConfig:
     word_wait_s: float = 1.0  # a whole answer waits so long, at most, for the figures of its hand-off
     report_lag_s: float = 0.02  # a report says nothing of what was sent this long before it came
     policy: str = "latency"
-    risk: float = 0.5  # predictions are taken at mean + risk * sigma
+    quantile: float = 0.7  # predictions are taken so that this share of measurements stays below
+    miss_s: float = 10.0  # a target missed is worth so many seconds of others' waiting
+    order: str = "slack"  # of the queue: by due date, those in vain last; or "fcfs": by arrival
+    late_share: float = 0.1  # of the work done goes to requests in vain that have waited
+    late_wait_s: float = 30.0  # for so long
+    admission: str = "defer"  # "reject": turn away at arrival who has less than `least_chance` of its targets
+    least_chance: float = 0.1
+    damping: float = 0.5  # how much of the decode work that will have ended by a hand-off is believed to
+    ttft_s: float | None = None  # targets of requests that bring none
+    tpot_s: float | None = None
     decode_weight: float = 0.1  # what a second of decode is worth against one of TTFT
     tie_fraction: float = 0.02  # scores this close count as equal,
     tie_s: float = 0.001  # and so do scores this close: predictions are no better

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from baton.core.load import LoadReport, Role
+from baton.core.model import Fingerprint
+from baton.router.board import Board
 from baton.router.cost import FittedCost
 from baton.router.events import NodeInfo
+from baton.router.holders import Holders
 from baton.router.ledger import Ledger
-from baton.router.prefix_view import NodePrefixes
+from baton.router.prefix_view import NodePrefixes, PromptChains
+from baton.router.residuals import Residuals
+
+OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
 
 
 class Health(Enum):
@@ -20,25 +27,39 @@ class Health(Enum):
 
 
 class Node:
-    """One incarnation of a node. `prefill` and `decode` hold this router's attempts by leg."""
+    """One incarnation of a node. `prefill` and `decode` hold this router's attempts by leg.
 
-    def __init__(self, info: NodeInfo, now: float, cost: FittedCost) -> None:
+    number: order of arrival. mark: to be called with the node after each change of what its place among
+    others depends on (`touch`)."""
+
+    def __init__(
+        self, info: NodeInfo, now: float, cost: FittedCost, number: int, mark: Callable[[Node], None]
+    ) -> None:
         self.info = info
         self.load = info.load
-        self.reported_s = now
+        self.number = number
+        self._mark = mark
+        self.reported_s = now  # when it was last heard of
+        self.loaded_s = now  # when `load` came
         self.health = Health.UP
         self.gone = False  # its stream broke: only a new registration brings it back
         self.draining = False
         self.wanted_role: Role | None = None
         self.full = False  # it refused for lack of room, and has not reported since
         self.cost = cost
-        self.prefill = Ledger()
-        self.decode = Ledger()
+        self.prefill = Ledger(self.touch)
+        self.decode = Ledger(self.touch)
+        self.sending_until_s = self.receiving_until_s = now  # its link, by our own predictions
+        self.ttft_errors = Residuals()
+        self.tpot_errors = Residuals()
         self.prefixes = NodePrefixes(info.block_size, info.fingerprint.weights)
 
     @property
     def id(self) -> str:
         return self.info.node_id
+
+    def touch(self) -> None:
+        self._mark(self)
 
     @property
     def state(self) -> str:
@@ -69,11 +90,16 @@ class Node:
         return len(more) + sum(1 for key in fewer if key not in more)
 
     @property
-    def prefill_queue_s(self) -> float:
-        """Predicted seconds of prompt work ahead of a newcomer: what we know to be there, or what it said
-        and we have sent since, whichever is more."""
-        reported = self.load.waiting_tokens * self.cost.prefill_token_s()
-        return max(self.prefill.seconds, reported + self.prefill.recent_seconds)
+    def prefill_free_s(self) -> float:
+        """When (machine clock) it will have done the prompt work that a newcomer would find there: what it
+        reported last, and what we have sent since."""
+        load = self.load
+        reported_s = self.cost.queue_s(load.waiting_tokens, load.waiting_work)
+        return self.loaded_s + reported_s + self.prefill.recent_seconds
+
+    def prefill_queue_s(self, now: float) -> float:
+        """Predicted seconds of prompt work ahead of a newcomer."""
+        return max(self.prefill.recent_seconds, self.prefill_free_s - now)
 
     @property
     def prefill_requests(self) -> int:
@@ -87,6 +113,31 @@ class Node:
         return max(len(self.decode), said + self.decode.recent)
 
     @property
+    def decode_load(self) -> float:
+        """What decode nodes are ordered by: seconds of a step that a newcomer would be in, and of waiting for
+        a place in it."""
+        rows, limit = self.decode_rows, self.load.max_running
+        step_s = self.cost.decode_mean_s(rows + 1, self.context_tokens)
+        return step_s * (1 + max(0, rows + 1 - limit)) if limit else step_s
+
+    def decode_at(self, after_s: float, expected_tokens: float, damping: float) -> tuple[int, int]:
+        """(rows, context tokens) that a newcomer finds when its KV is there: those that run now have left in
+        part by then, at the rate at which requests of `expected_tokens` do; those that are to come count
+        already. damping: how much of that is believed."""
+        rows, running = self.decode_rows, self.load.running
+        context = self.context_tokens
+        if not rows or not running:
+            return rows, context
+        stay_s = expected_tokens * self.cost.decode_mean_s(running, self.load.context_tokens)
+        gone = damping * min(1.0, after_s / stay_s) if stay_s > 0.0 else 0.0
+        return max(0, rows - round(gone * running)), round(context - gone * self.load.context_tokens)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it decodes by the role that it reported last."""
+        return self.load.role.decodes
+
+    @property
     def context_tokens(self) -> int:
         return self.load.context_tokens + self.decode.recent_tokens
 
@@ -98,18 +149,27 @@ class Node:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.info.block_size)
 
+    def learn_ttft(self, measured_s: float, predicted_s: float) -> None:
+        """From a dispatch to its first token."""
+        self.ttft_errors.add(measured_s + OVERHEAD_S, predicted_s + OVERHEAD_S)
+
+    def learn_tpot(self, measured_s: float, predicted_s: float) -> None:
+        self.tpot_errors.add(measured_s, predicted_s)
+
     def report(self, load: LoadReport, now: float, lag_s: float) -> bool:
         """Take a report in. False: it is older than what is known, and only proves that the node lives."""
         self.reported_s = max(self.reported_s, now)
         if load.seq <= self.load.seq:
             return False
         self.load = load
+        self.loaded_s = now
         self.full = False
         if self.wanted_role is load.role:
             self.wanted_role = None
         self.prefill.reported(now, lag_s)
         self.decode.reported(now, lag_s)
         self.cost.observe(load)
+        self.touch()
         return True
 
 
@@ -126,8 +186,12 @@ class Registry:
         self._nodes: dict[str, Node] = {}
         self._replaced: dict[str, dict[str, None]] = {}
         self._refused: dict[tuple[str, str], str] = {}
+        self._numbers = 0
+        self._kinds: Counter[Fingerprint] = Counter()
+        self.block_sizes: Counter[int] = Counter()
+        self.board = Board()
+        self.holders: Holders[Node] = Holders()
         self.average = FittedCost()  # over all nodes: where a newcomer's fit starts
-        self.uniform = True  # every node fits every other
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
@@ -159,30 +223,67 @@ class Registry:
                 del known[next(iter(known))]
         for pair in [pair for pair in self._refused if info.node_id in pair]:
             del self._refused[pair]
-        node = self._nodes[info.node_id] = Node(info, now, FittedCost(self.average.as_prior()))
-        self._compare()
+        if old is not None:
+            self._leave(old)
+        self._numbers += 1
+        cost = FittedCost(self.average.as_prior())
+        node = self._nodes[info.node_id] = Node(info, now, cost, self._numbers, self.board.mark)
+        self._count(info, 1)
+        node.touch()
         return node
 
     def readd(self, node: Node, info: NodeInfo, now: float) -> None:
         """The same incarnation registers again: what is on it stays counted."""
         seq = node.load.seq
+        self._count(node.info, -1)
         node.info = info
         node.gone = False
         node.health = Health.UP
         node.reported_s = now
         node.load = info.load if info.load.seq > seq else replace(node.load, draining=info.load.draining)
-        self._compare()
+        node.loaded_s = now
+        self._count(info, 1)
+        node.touch()
 
     def forget(self, node: Node) -> None:
         """A lost node leaves the view. What replaced it when is forgotten with it."""
         del self._nodes[node.id]
         self._replaced.pop(node.id, None)
-        self._compare()
+        self._leave(node)
+
+    def _leave(self, node: Node) -> None:
+        self.kv_changed(node, (), (), reset=True)
+        self._count(node.info, -1)
+        self.board.forget(node)
+
+    def _count(self, info: NodeInfo, change: int) -> None:
+        self._kinds[info.fingerprint] += change
+        self.block_sizes[info.block_size] += change
+        self._kinds = +self._kinds  # without zeros
+        self.block_sizes = +self.block_sizes
+
+    def kv_changed(
+        self, node: Node, stored: Sequence[bytes], removed: Sequence[bytes], *, reset: bool
+    ) -> None:
+        """What a node's prefix cache gained and lost (see NodePrefixes.change)."""
+        self.holders.change(node, node.prefixes, stored, removed, reset=reset)
+
+    def known_tokens(self, chains: PromptChains) -> Iterator[int]:
+        """Leading tokens of the prompt that are cached somewhere, for each kind of node."""
+        if not len(self.holders):
+            return
+        for fingerprint in self._kinds:
+            for block_size in self.block_sizes:
+                yield chains.keys(block_size, fingerprint.weights).matched_tokens(self.holders)
+
+    @property
+    def uniform(self) -> bool:
+        """Every node fits every other."""
+        return len(self._kinds) <= 1 and not self._refused
 
     def refuse(self, prefill_id: str, decode_id: str, reason: str) -> None:
         """The hand-off between two nodes turned out to be impossible."""
         self._refused[prefill_id, decode_id] = reason
-        self._compare()
 
     def fit(self, prefill: Node, decode: Node) -> bool:
         """Whether KV may go from one to the other."""
@@ -201,7 +302,9 @@ class Registry:
 
     def mismatches(self, node: Node) -> tuple[Mismatch, ...]:
         """All nodes that `node` cannot hand KV to, or get KV from."""
-        found = []
+        found: list[Mismatch] = []
+        if self.uniform:
+            return ()
         for other in self:
             if other is node:
                 continue
@@ -213,6 +316,6 @@ class Registry:
                 found.append(Mismatch(other.id, tuple(items)))
         return tuple(found)
 
-    def _compare(self) -> None:
-        kinds = {node.info.fingerprint for node in self}
-        self.uniform = len(kinds) <= 1 and not self._refused
+    def check(self) -> None:
+        self.board.check(iter(self))
+        self.holders.check((node, node.prefixes) for node in self)

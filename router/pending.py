@@ -1,52 +1,134 @@
-"""Requests that wait at the router: first come, first served, within what priority and age allow."""
+"""Requests that wait at the router, in the order in which they should go.
+
+By due date, that is arrival plus the target of the first token, each level of priority counting `aging_s`.
+Those that cannot meet their target any more, or whose giving up lets more others meet theirs (see
+core.lateness), wait behind all others, in the order of arrival: under overload the targets of most are met,
+not of none. They do not starve: having waited long enough they get a share of the work done.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import math
 from collections.abc import Iterator
+from itertools import chain, islice
 
+from baton.core.lateness import Job, given_up
 from baton.router.live import Live
+from baton.router.machine_config import RouterConfig
+from baton.router.order import Order
+
+MOST_SORTED = 256  # of a longer queue only the first are looked at
+TRIAGE_EVERY_S = 0.01
+PATIENCE = 4.0  # without a target, a first token is due after so many times its own work
 
 
 class Pending:
-    """Ordered by arrival plus `aging_s` per level of priority: a request is overtaken only by those that
-    arrive within its handicap, so none starves and priority still counts. Retries keep their arrival."""
+    """Each request is in `_timely` or `_late`. Iteration is in the order in which they should go."""
 
-    def __init__(self, aging_s: float) -> None:
-        self._aging_s = aging_s
-        self._order: list[tuple[float, int]] = []
-        self._items: list[Live] = []
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._by_slack = config.order == "slack"
+        self._timely: Order[Live] = Order()
+        self._late: Order[Live] = Order()
         self._made = 0
+        self._targets = 0  # requests here that have one for the first token
+        self._sorted_s = -math.inf
+        self._credit_s = 0.0  # of work that the late ones may be given before the others
+        self.prefill_tokens = 0
+        self.work_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._timely) + len(self._late)
 
     def __iter__(self) -> Iterator[Live]:
-        return iter(self._items)
-
-    def __getitem__(self, position: int) -> Live:
-        return self._items[position]
+        return chain(self._timely, self._late)
 
     def __contains__(self, live: Live) -> bool:
-        position = bisect_left(self._order, live.order)
-        return position < len(self._items) and self._items[position] is live
+        return live in self._timely or live in self._late
 
     @property
-    def prefill_tokens(self) -> int:
-        return sum([live.request.prefill_tokens for live in self._items])
+    def last(self) -> Live:
+        """Who goes last, as it looks now."""
+        return (self._late or self._timely).last
 
-    def push(self, live: Live) -> None:
+    def is_late(self, live: Live) -> bool:
+        return live in self._late
+
+    def push(self, live: Live, work_s: float) -> None:
+        """work_s: of its prompt's computation, as far as can be told."""
+        assert live not in self
         self._made += 1
-        live.order = (live.facts.arrived_s + live.request.priority * self._aging_s, self._made)
-        insort(self._order, live.order)
-        self._items.insert(bisect_left(self._order, live.order), live)
+        live.number, live.work_s = self._made, work_s
+        self.prefill_tokens += live.request.prefill_tokens
+        self.work_s += work_s
+        self._targets += live.due_s is not None
+        self._timely.put(live, self._rank(live), live.number)
 
     def remove(self, live: Live) -> None:
         """Unknown ones are no error."""
-        if live in self:
-            position = bisect_left(self._order, live.order)
-            del self._order[position], self._items[position]
+        if live not in self:
+            return
+        self._timely.drop(live)
+        self._late.drop(live)
+        self.prefill_tokens -= live.request.prefill_tokens
+        self.work_s = max(0.0, self.work_s - live.work_s) if len(self) else 0.0
+        self._targets -= live.due_s is not None
+
+    def spend(self, live: Live) -> None:
+        """It is sent: the late ones earn a share of what others get."""
+        share = self._config.late_share
+        if live in self._late:
+            self._credit_s -= live.work_s
+        else:
+            self._credit_s += share * live.work_s
+        self._credit_s = min(max(self._credit_s, -60.0), 1.0)
+
+    def triage(self, now: float, start_s: float, machines: int) -> None:
+        """Tell those that wait in vain from the rest. start_s: when the first of the nodes is free."""
+        if not (self._by_slack and self._targets) or now - self._sorted_s < TRIAGE_EVERY_S:
+            return
+        self._sorted_s = now
+        jobs = [
+            (live, Job(live.work_s, math.inf if live.due_s is None else live.due_s, live.request.priority))
+            for live in self._soonest()
+        ]
+        lost = given_up(jobs, max(now, start_s), max(1, machines))
+        for live, _ in jobs:
+            if live in lost:
+                self._timely.drop(live)
+                self._late.put(live, self._arrival(live), live.number)
+            else:
+                self._late.drop(live)
+                self._timely.put(live, self._rank(live), live.number)
+
+    def heads(self, now: float, most: int) -> list[Live]:
+        """The first `most` requests to try, in order."""
+        first = list(islice(self, most))
+        if self._timely and self._late and self._credit_s >= 0.0:
+            oldest = next(iter(self._late))
+            if now - oldest.facts.arrived_s > self._config.late_wait_s:
+                first = [oldest, *(live for live in first if live is not oldest)][:most]
+        return first
+
+    def _soonest(self) -> list[Live]:
+        """By due date; the late ones too, as things may have become better."""
+        some = list(islice(self._timely, MOST_SORTED)) + list(islice(self._late, MOST_SORTED))
+        return sorted(some, key=lambda live: (self._rank(live), live.number))
+
+    def _rank(self, live: Live) -> float:
+        if not self._by_slack:
+            return self._arrival(live)
+        due_s = live.due_s
+        if due_s is None:
+            due_s = live.facts.arrived_s + PATIENCE * live.work_s
+        return due_s + live.request.priority * self._config.aging_s
+
+    def _arrival(self, live: Live) -> float:
+        return live.facts.arrived_s + live.request.priority * self._config.aging_s
 
     def check(self) -> None:
-        assert self._order == sorted(self._order)
-        assert [live.order for live in self._items] == self._order
+        self._timely.check()
+        self._late.check()
+        assert not any(live in self._late for live in self._timely)
+        assert self.prefill_tokens == sum(live.request.prefill_tokens for live in self)
+        assert self._targets == sum(live.due_s is not None for live in self)

@@ -4,81 +4,76 @@ A policy is a value made of plain callables over (ask, node): which nodes have r
 costs there, what the two legs cost together, and which of the cheapest pairs to take. Each leg is scored once
 per node; as a pair never costs less than its legs, most pairs need no score. What a pair must fulfil
 to be right at all (roles, fit, context limit, exclusion after failures) is not a policy's business: it is
-decided here, for all of them.
+decided in `shortlist`, for all of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from baton.core.model import Fingerprint
-from baton.core.request import Request
+from baton.router.ask import Ask
 from baton.router.events import Prediction
 from baton.router.nodes import Node, Registry
-from baton.router.prefix_view import PromptChains
+from baton.router.shortlist import Allowed, Kind, allowed, candidates, kinds, may_serve
 
-MAX_LEGS = 16  # where every pair is allowed, only so many of the best nodes of each leg are paired
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request that wants a pair of nodes now. expected_output_tokens: a guess at what it will yet make."""
-
-    request: Request
-    now: float
-    chains: PromptChains
-    expected_output_tokens: float
-    fingerprint: Fingerprint | None = None
-    avoid: Iterable[str] = ()
-    avoid_pairs: Iterable[tuple[str, str]] = ()
+__all__ = ["Ask", "Blocked", "Choice", "DecodeLeg", "Policy", "PrefillLeg", "Scored", "Why", "eligible"]
 
 
 class PrefillLeg(NamedTuple):
-    """stall_s: what the computation costs decodes on the same node. transfer_*: how long this node takes to
-    push KV away, and what of a transfer cannot overlap the computation."""
+    """stall_s: what the computation costs decodes on the same node. late: the chance that the first token is,
+    miss_s: what that is worth. transfer_*: how long this node takes to push KV away, and what of a transfer
+    cannot overlap the computation."""
 
     node: Node
     queue_s: float
     compute_s: float
     cached_tokens: int
     stall_s: float = 0.0
+    late: float = 0.0
+    miss_s: float = 0.0
     transfer_fixed_s: float = 0.0
     transfer_token_s: float = 0.0
     transfer_tail_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
-        return self.queue_s + self.compute_s + self.stall_s
+        return self.queue_s + self.compute_s + self.stall_s + self.miss_s
 
 
 class DecodeLeg(NamedTuple):
     """tpot_s: with the newcomer in the batch. impact_s: what it costs in decode, the others included.
-    new_tokens: those whose KV must be sent. sharing: how many hand-offs share the node's link."""
+    new_tokens: those whose KV must be sent. slow: the chance that the newcomer's tokens are too slow; harm:
+    how many of the others' will be, for its sake; miss_s: what both are worth."""
 
     node: Node
     wait_s: float
     tpot_s: float
     impact_s: float
     new_tokens: int
-    sharing: int = 1
+    miss_s: float = 0.0
+    slow: float = 0.0
+    harm: float = 0.0
 
     @property
     def cost_s(self) -> float:
-        return self.wait_s + self.impact_s
+        return self.wait_s + self.impact_s + self.miss_s
 
 
 class Scored(NamedTuple):
-    """A pair and its cost: lower is better."""
+    """A pair and its cost: lower is better. gain: the chance that the newcomer meets its targets, less the
+    number of others that will miss theirs for it."""
 
     prefill: PrefillLeg
     decode: DecodeLeg
     transfer_s: float
     score_s: float
+    gain: float = 1.0
 
 
 class Why(Enum):
@@ -87,6 +82,7 @@ class Why(Enum):
     TOO_LONG = "too long"  # more than any node's context limit
     FULL = "full"  # no room for anybody
     NO_ROOM = "no room"  # not for this one: a smaller or other one may pass
+    HARMFUL = "harmful"  # it would cost others more than it gains: others may pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,61 +93,79 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """gain: see Scored. pairs: how many were compared."""
+
     prefill: Node
     decode: Node
     prediction: Prediction
     score_s: float
-    pairs: int  # how many were compared
+    pairs: int
+    gain: float = 1.0
 
 
 Filter = Callable[[Ask, Node], bool]
 Picker = Callable[[Ask, Sequence[Scored]], Scored]
-Pairs = list[tuple[Node, Node]]
-Allowed = dict[tuple[Node, Node], None] | None
-"""Pairs that may be used; None: all."""
 Leg = TypeVar("Leg", PrefillLeg, DecodeLeg)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """decode_rows: whether a decode node can take anybody at all; decode_room: this one in particular. pair:
-    never less than the costs of its legs. pick: gets the pairs within `tie_fraction`, or `tie_s`, of the
-    cheapest."""
+    """decode_rows: whether a decode node can take anybody at all; decode_room: this one in particular.
+    decode_leg: its third argument is when, in seconds, the KV is expected to be there. pair: never less than
+    the costs of its legs. pick: gets the pairs within `tie_fraction`, or `tie_s`, of the cheapest."""
 
     prefill_room: Filter
     decode_rows: Filter
     decode_room: Filter
     prefill_leg: Callable[[Ask, Node], PrefillLeg]
-    decode_leg: Callable[[Ask, Node], DecodeLeg]
-    pair: Callable[[PrefillLeg, DecodeLeg], Scored]
+    decode_leg: Callable[[Ask, Node, float], DecodeLeg]
+    pair: Callable[[Ask, PrefillLeg, DecodeLeg], Scored]
     pick: Picker
     tie_fraction: float = 0.0
     tie_s: float = 1e-9
     name: str = field(default="")
 
     def choose(self, ask: Ask, registry: Registry) -> Choice | Blocked:
-        prefills, decodes, pairs = eligible(ask, registry)
-        if not prefills or not decodes:
+        found = kinds(ask, registry)
+        if not found or not (registry.uniform or may_serve(ask, registry)):
             return why_none(ask, registry)
-        open_prefills = [node for node in prefills if self.prefill_room(ask, node)]
-        with_rows = [node for node in decodes if self.decode_rows(ask, node)]
-        if not open_prefills or not with_rows:
-            return Blocked(Why.NO_ROOM if pairs is not None else Why.FULL)
-        open_decodes = [node for node in with_rows if self.decode_room(ask, node)]
-        most = MAX_LEGS if pairs is None else None
-        first = _by_cost([self.prefill_leg(ask, node) for node in open_prefills])[:most]
-        second = _by_cost([self.decode_leg(ask, node) for node in open_decodes])[:most]
-        close, compared = self._cheapest(first, second, pairs)
+        may = allowed(ask, registry, found)
+        prefills = self._open(ask, registry, found, "prefills")
+        if not prefills:
+            return Blocked(Why.FULL if may is None else Why.NO_ROOM)
+        decodes = self._open(ask, registry, found, "decodes")
+        if not decodes:
+            rows = any(candidates(ask, registry, kind.decodes, "decodes", self.decode_rows) for kind in found)
+            return Blocked(Why.NO_ROOM if rows or may is not None else Why.FULL)
+        here = [node for node in prefills if node.may_decode and self._decode_open(ask, node)]
+        decodes = list(dict.fromkeys([*decodes, *here]))
+        first = _by_cost([self.prefill_leg(ask, node) for node in prefills])
+        after_s = min([leg.queue_s + leg.compute_s for _, _, leg in first])
+        second = _by_cost([self.decode_leg(ask, node, after_s) for node in decodes])
+        close, compared = self._cheapest(ask, first, second, may)
         if not close:
             return Blocked(Why.NO_ROOM)
         best = self.pick(ask, close)
-        return Choice(best.prefill.node, best.decode.node, _prediction(best), best.score_s, compared)
+        return Choice(
+            best.prefill.node, best.decode.node, _prediction(best), best.score_s, compared, best.gain
+        )
+
+    def _open(self, ask: Ask, registry: Registry, found: list[Kind], leg: str) -> list[Node]:
+        """Nodes worth a look that have room."""
+        room = self.prefill_room if leg == "prefills" else self._decode_open
+        return list(
+            chain.from_iterable(candidates(ask, registry, getattr(kind, leg), leg, room) for kind in found)
+        )
+
+    def _decode_open(self, ask: Ask, node: Node) -> bool:
+        return self.decode_rows(ask, node) and self.decode_room(ask, node)
 
     def _cheapest(
         self,
+        ask: Ask,
         first: list[tuple[float, str, PrefillLeg]],
         second: list[tuple[float, str, DecodeLeg]],
-        pairs: Allowed,
+        may: Allowed | None,
     ) -> tuple[list[Scored], int]:
         """The pairs that cost about as much as the cheapest, and how many were scored to find them."""
         limit, lowest, compared = math.inf, math.inf, 0
@@ -160,9 +174,9 @@ class Policy:
             for decode_s, _, decode in second:
                 if prefill_s + decode_s > limit:
                     break  # and so do all further ones
-                if pairs is not None and (prefill.node, decode.node) not in pairs:
+                if may is not None and not may(prefill.node, decode.node):
                     continue
-                scored = self.pair(prefill, decode)
+                scored = self.pair(ask, prefill, decode)
                 compared += 1
                 if scored.score_s <= limit:
                     close.append(scored)
@@ -172,57 +186,43 @@ class Policy:
         return [pair for pair in close if pair.score_s <= limit], compared
 
 
-def eligible(ask: Ask, registry: Registry) -> tuple[list[Node], list[Node], Allowed]:
-    """Nodes for each leg that may serve the request, room left aside; and the allowed combinations."""
-    suiting = _suiting(ask, registry)
-    prefills = [node for node in suiting if node.may_prefill]
-    decodes = [node for node in suiting if node.may_decode]
-    if registry.uniform and not ask.avoid and not ask.avoid_pairs:
-        return prefills, decodes, None
-    fitting = [(p, d) for p in prefills for d in decodes if registry.fit(p, d)]
-    pairs = dict.fromkeys(_without_failed(ask, fitting))
-    return (
-        list(dict.fromkeys(p for p, _ in pairs)),
-        list(dict.fromkeys(d for _, d in pairs)),
-        pairs,
-    )
-
-
-def _suiting(ask: Ask, nodes: Iterable[Node]) -> list[Node]:
-    """Those that could hold its whole prompt and a token more, and speak of the same weights."""
-    request, fingerprint = ask.request, ask.fingerprint
-    tokens = len(request.prompt_ids) + len(request.output_ids) + 1
-    long_enough = [node for node in nodes if node.info.max_model_len >= tokens]
-    if fingerprint is None:
-        return long_enough
-    return [node for node in long_enough if node.info.fingerprint == fingerprint]
-
-
-def _without_failed(ask: Ask, pairs: Pairs) -> Pairs:
-    """Leave out what failed this request before, as long as something else is left."""
-    avoid, avoid_pairs = set(ask.avoid), set(ask.avoid_pairs)
-    if not avoid and not avoid_pairs:
-        return pairs
-    other = [(p, d) for p, d in pairs if (p.id, d.id) not in avoid_pairs]
-    fresh = [(p, d) for p, d in other if p.id not in avoid and d.id not in avoid]
-    return fresh or other or pairs
+def eligible(ask: Ask, registry: Registry) -> tuple[list[Node], list[Node], Allowed | None]:
+    """All nodes for each leg that may serve the request, room left aside, and which pairs of them may be
+    used (None: all). For policies that look at every node."""
+    found = kinds(ask, registry)
+    if not found or not (registry.uniform or may_serve(ask, registry)):
+        return [], [], None
+    prefills = [node for kind in found for group in kind.prefills for node in group.prefills]
+    decodes = [node for kind in found for group in kind.decodes for node in group.decodes]
+    may = allowed(ask, registry, found)
+    if may is not None:
+        prefills = [p for p in prefills if any(may(p, d) for d in decodes)]
+        decodes = [d for d in decodes if any(may(p, d) for p in prefills)]
+    number = lambda node: node.number  # noqa: E731
+    return sorted(prefills, key=number), sorted(decodes, key=number), may
 
 
 def why_none(ask: Ask, registry: Registry) -> Blocked:
     """No pair may serve the request: say why."""
-    prefills = [node for node in registry if node.may_prefill]
-    decodes = [node for node in registry if node.may_decode]
-    if not prefills or not decodes:
+    groups = registry.board.groups()
+    if not any(len(g.prefills) for g in groups) or not any(len(g.decodes) for g in groups):
         return Blocked(Why.NO_NODE)
-    long_prefills, long_decodes = _suiting(ask, prefills), _suiting(ask, decodes)
-    if not long_prefills or not long_decodes:
+    tokens = ask.request.prefill_tokens + 1
+    long = [group for group in groups if group.max_model_len >= tokens]
+    if ask.fingerprint is not None:
+        long = [group for group in long if group.fingerprint == ask.fingerprint]
+    prefills = [node for group in long for node in group.prefills]
+    decodes = [node for group in long for node in group.decodes]
+    if not prefills or not decodes:
         return Blocked(Why.NO_NODE if ask.fingerprint is not None else Why.TOO_LONG)
     items: dict[str, None] = {}
-    for p in long_prefills:
-        for d in long_decodes:
+    for p in prefills:
+        for d in decodes:
             for item in registry.why_not(p, d):
                 items[f"{p.id} to {d.id}: {item}"] = None
-    return Blocked(Why.INCOMPATIBLE, tuple(items)[:8])
+            if len(items) >= 8:
+                return Blocked(Why.INCOMPATIBLE, tuple(items)[:8])
+    return Blocked(Why.INCOMPATIBLE, tuple(items))
 
 
 def _by_cost(legs: list[Leg]) -> list[tuple[float, str, Leg]]:

@@ -1,23 +1,28 @@
-"""The latency-aware policy: the least predicted seconds, for the newcomer and for those already there.
+"""The latency-aware policy: the least predicted seconds and the fewest targets missed, for the newcomer and
+for those already there.
 
 Score of a pair (p, d), in seconds:
 
     queue(p) + prefill(p, what p lacks) + exposed transfer(p, d, what d lacks) + wait(d) + w * decode(d)
+      + v * (chance of a late first token + chance of slow tokens + how many others d makes slow)
 
 decode(d) is what the newcomer's decode costs: its own expected output at the step time of the batch it joins,
 and the slowdown of every row already there over the same span. The transfer overlaps the computation that
-produces it, so only what outlasts that is exposed, and it shares d's link with the hand-offs under way.
+produces it, so only what outlasts that is exposed; it follows the hand-offs that either link has before it.
+Chances come from how far earlier predictions of the same node were off. A cached prefix is worth the
+seconds it saves, no more: where its node's queue costs more, the prompt is computed, and cached, elsewhere.
 """
 
 from __future__ import annotations
 
-from baton.core.load import Role
+from baton.router.ask import Ask
 from baton.router.machine_config import RouterConfig
-from baton.router.nodes import Node
-from baton.router.policy import Ask, DecodeLeg, Policy, PrefillLeg, Scored
+from baton.router.nodes import OVERHEAD_S, Node
+from baton.router.policy import DecodeLeg, Policy, PrefillLeg, Scored
 from baton.router.policy_pick import spread
+from baton.router.residuals import Residuals
 
-MAX_SHARING = 8  # hand-offs to one node at once, beyond which more are taken to come one after another
+LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
 
 
 class LatencyLegs:
@@ -28,10 +33,24 @@ class LatencyLegs:
 
     def prefill_room(self, ask: Ask, node: Node) -> bool:
         """Bounded work on nodes: what waits, waits where it can still be sent elsewhere. One request may
-        always wait behind the one being computed, so that the node never idles for a round trip."""
-        if node.full or len(node.prefill) >= self._config.max_node_requests:
+        always wait behind the one being computed, so that the node never idles for a round trip. Where its
+        prefix is cached it may wait for as long as that saves."""
+        config = self._config
+        if node.full or len(node.prefill) >= config.max_node_requests:
             return False
-        return node.prefill_requests < 2 or node.prefill_queue_s < self._config.max_node_wait_s
+        if node.prefill_requests < 2:
+            return True
+        queue_s = node.prefill_queue_s(ask.now)
+        if queue_s < config.max_node_wait_s:
+            return True
+        cached = ask.chains.matched_tokens(node.prefixes)
+        if not cached:
+            return False
+        return queue_s < config.max_node_wait_s + self._saved_s(ask, node, cached)
+
+    def _saved_s(self, ask: Ask, node: Node, cached: int) -> float:
+        tokens = ask.request.prefill_tokens
+        return node.cost.prefill_s(tokens, 0).mean_s - node.cost.prefill_s(tokens - cached, cached).mean_s
 
     def decode_rows(self, ask: Ask, node: Node) -> bool:
         limit = node.load.max_running
@@ -44,48 +63,104 @@ class LatencyLegs:
         return node.blocks_for(ask.request.prefill_tokens + 1) <= node.blocks_free
 
     def prefill_leg(self, ask: Ask, node: Node) -> PrefillLeg:
-        risk, info = self._config.risk, node.info
+        config, cost, info = self._config, node.cost, node.info
         cached = ask.chains.matched_tokens(node.prefixes)
-        compute_s = node.cost.prefill_s(ask.request.prefill_tokens - cached, cached).quantile_s(risk)
-        stalled = node.decode_rows if node.load.role is Role.BOTH else 0
-        fixed_s, byte_s = node.cost.transfer_line(risk)
+        queue_s = node.prefill_queue_s(ask.now)
+        compute_s = cost.prefill_at(config.quantile, ask.request.prefill_tokens - cached, cached)
+        stall_s = 0.0
+        if node.decodes and (rows := node.decode_rows):
+            stall_s = config.decode_weight * compute_s * rows
+            share = self._prompt_share(node, rows)
+            queue_s, compute_s = queue_s / share, compute_s / share
+        fixed_s, byte_s = cost.transfer_line(config.quantile)
         token_s = byte_s * info.kv_bytes_per_token
+        late = self._late(ask, node, ask.waited_s + queue_s + compute_s)
         return PrefillLeg(
             node=node,
-            queue_s=node.prefill_queue_s,
+            queue_s=queue_s,
             compute_s=compute_s,
             cached_tokens=cached,
-            stall_s=self._config.decode_weight * compute_s * stalled,
+            stall_s=stall_s,
+            late=late,
+            miss_s=config.miss_s * late,
             transfer_fixed_s=fixed_s,
             transfer_token_s=token_s,
             transfer_tail_s=fixed_s + token_s * info.block_size,
         )
 
-    def decode_leg(self, ask: Ask, node: Node) -> DecodeLeg:
-        tokens = ask.request.prefill_tokens
-        cached = ask.chains.matched_tokens(node.prefixes)
-        rows, context, cost = node.decode_rows, node.context_tokens, node.cost
-        limit = node.load.max_running or rows + 1
-        after = cost.decode_step_s(min(rows + 1, limit), context + tokens)
-        tpot_s = after.quantile_s(self._config.risk)
-        expected = ask.expected_output_tokens
-        ahead = rows + 1 - limit  # how many must leave before the newcomer runs
-        wait_s = ahead * tpot_s * expected / limit if ahead > 0 else 0.0
-        slowdown_s = 0.0
-        if rows:
-            slowdown_s = max(0.0, after.mean_s - cost.decode_step_s(min(rows, limit), context).mean_s)
-        impact_s = self._config.decode_weight * expected * (tpot_s + rows * slowdown_s)
-        sharing = 1 + min(node.decode.recent, MAX_SHARING)
-        return DecodeLeg(node, wait_s, tpot_s, impact_s, tokens - cached, sharing)
+    @staticmethod
+    def _prompt_share(node: Node, rows: int) -> float:
+        """Of a step's time, where the node keeps those it decodes inside their tightest target."""
+        tightest_s = node.decode.tightest_s
+        if tightest_s is None:
+            return 1.0
+        step_s = node.cost.decode_mean_s(rows, node.context_tokens)
+        return max(LEAST_SHARE, 1.0 - step_s / tightest_s)
 
     @staticmethod
-    def pair(prefill: PrefillLeg, decode: DecodeLeg) -> Scored:
+    def _late(ask: Ask, node: Node, ttft_s: float) -> float:
+        target_s = ask.request.slo.ttft_s
+        if target_s is None or ask.request.output_ids:
+            return 0.0
+        left_s, rest_s = target_s - ask.waited_s, ttft_s - ask.waited_s
+        return node.ttft_errors.chance_above((left_s + OVERHEAD_S) / (rest_s + OVERHEAD_S))
+
+    def decode_leg(self, ask: Ask, node: Node, after_s: float) -> DecodeLeg:
+        config, cost = self._config, node.cost
+        tokens = ask.request.prefill_tokens
+        cached = ask.chains.matched_tokens(node.prefixes)
+        expected = ask.expected_output_tokens
+        rows, context = node.decode_at(after_s, expected, config.damping)
+        limit = node.load.max_running or rows + 1
+        factor = cost.decode_factor(config.quantile)
+        after = cost.decode_mean_s(min(rows + 1, limit), context + tokens)
+        before = cost.decode_mean_s(min(rows, limit), context) if rows else after
+        tpot_s = after * factor
+        ahead = rows + 1 - limit  # how many must leave before the newcomer runs
+        wait_s = ahead * tpot_s * expected / limit if ahead > 0 else 0.0
+        slowdown_s = max(0.0, after - before)
+        impact_s = config.decode_weight * expected * (tpot_s + rows * slowdown_s)
+        harm = self._harm(node, before * factor, tpot_s) if rows else 0.0
+        slow = _slow(node.tpot_errors, ask.request.slo.tpot_s, tpot_s + wait_s / max(1.0, expected - 1))
+        miss_s = config.miss_s * (slow + harm)
+        return DecodeLeg(node, wait_s, tpot_s, impact_s, tokens - cached, miss_s, slow, harm)
+
+    @staticmethod
+    def _harm(node: Node, before_s: float, after_s: float) -> float:
+        """How many of those there will be too slow with the newcomer, and would not be without."""
+        errors = node.tpot_errors
+        return sum(
+            count * max(0.0, _slow(errors, target_s, after_s) - _slow(errors, target_s, before_s))
+            for target_s, count in node.decode.targets.items()
+        )
+
+    def pair(self, ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> Scored:
         score_s = prefill.cost_s + decode.cost_s
         if prefill.node is decode.node:
-            return Scored(prefill, decode, 0.0, score_s)
-        whole_s = prefill.transfer_fixed_s + prefill.transfer_token_s * decode.new_tokens
-        exposed_s = max(whole_s * decode.sharing - prefill.compute_s, prefill.transfer_tail_s)
-        return Scored(prefill, decode, exposed_s, score_s + exposed_s)
+            exposed_s = 0.0
+        else:
+            exposed_s = _exposed_s(ask, prefill, decode)
+            score_s += exposed_s
+        slow = decode.slow
+        if ask.request.slo.tpot_s is not None and exposed_s > 0.0:
+            each_s = (decode.wait_s + exposed_s) / max(1.0, ask.expected_output_tokens - 1)
+            slow = max(slow, _slow(decode.node.tpot_errors, ask.request.slo.tpot_s, decode.tpot_s + each_s))
+            score_s += self._config.miss_s * (slow - decode.slow)
+        gain = (1.0 - prefill.late) * (1.0 - slow) - decode.harm
+        return Scored(prefill, decode, exposed_s, score_s, gain)
+
+
+def _slow(errors: Residuals, target_s: float | None, tpot_s: float) -> float:
+    return 0.0 if target_s is None else errors.chance_above(target_s / tpot_s)
+
+
+def _exposed_s(ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> float:
+    """What of the transfer is left when the prompt's computation ends. A link makes its transfers one after
+    another, each as soon as there is something to send."""
+    starts_s = ask.now + prefill.queue_s
+    free_s = max(starts_s, prefill.node.sending_until_s, decode.node.receiving_until_s)
+    whole_s = prefill.transfer_fixed_s + prefill.transfer_token_s * decode.new_tokens
+    return max(free_s + whole_s - starts_s - prefill.compute_s, prefill.transfer_tail_s)
 
 
 def latency_policy(config: RouterConfig) -> Policy:

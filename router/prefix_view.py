@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from baton.core.prefix import chain, root_key
 
@@ -24,17 +24,29 @@ class PromptKeys:
         self._keys: list[bytes] = []
         self.block_size = block_size
 
-    def matched_tokens(self, stored: set[bytes]) -> int:
+    def matched_tokens(self, stored: Container[bytes]) -> int:
         """Tokens of the longest prefix whose blocks are all in `stored`."""
+        return self.known_blocks(stored) * self.block_size
+
+    def known_blocks(self, stored: Container[bytes]) -> int:
+        """Blocks of that prefix."""
         keys = self._keys
         count = 0
+        for key in keys:
+            if key not in stored:
+                return count
+            count += 1
         while count < self._usable:
-            if count == len(keys):
-                keys.append(next(self._chain))
-            if keys[count] not in stored:
+            key = next(self._chain)
+            keys.append(key)
+            if key not in stored:
                 break
             count += 1
-        return count * self.block_size
+        return count
+
+    def key(self, block: int) -> bytes:
+        """Of a block that `known_blocks` came to."""
+        return self._keys[block]
 
 
 class PromptChains:
@@ -49,11 +61,14 @@ class PromptChains:
         """Prompt tokens that the node would find cached."""
         if not view.stored:
             return 0
-        which = (view.block_size, view.revision)
+        return self.keys(view.block_size, view.revision).matched_tokens(view.stored)
+
+    def keys(self, block_size: int, revision: str) -> PromptKeys:
+        which = (block_size, revision)
         keys = self._made.get(which)
         if keys is None:
-            keys = self._made[which] = PromptKeys(self._token_ids, *which, self._salt)
-        return keys.matched_tokens(view.stored)
+            keys = self._made[which] = PromptKeys(self._token_ids, block_size, revision, self._salt)
+        return keys
 
 
 class NodePrefixes:

@@ -56,14 +56,21 @@ class State:
             live.fingerprint,
             live.avoid,
             live.avoid_pairs,
+            now - live.facts.arrived_s,
         )
 
     def enqueue(self, live: Live, now: float) -> None:
-        self.queue.push(live)
+        self.queue.push(live, self._work_s(live))
         wait_s = self.config.no_node_wait_s
         if live.deadline_s is not None:  # a client whose deadline comes first must hear why in time
             wait_s = min(wait_s, DEADLINE_SHARE * (live.deadline_s - now))
         self.timers.set(("wait", live.id), now + wait_s)
+
+    def _work_s(self, live: Live) -> float:
+        """Of its prompt on a usual node, if it goes where most of it is cached."""
+        registry, tokens = self.registry, live.request.prefill_tokens
+        cached = max([0, *registry.known_tokens(live.chains)])
+        return registry.average.prefill_s(max(1, tokens - cached), cached).mean_s
 
     # ---- which attempt is on which node: the only writers of the nodes' ledgers, with dispatch.send -----
 
@@ -98,6 +105,7 @@ class State:
         for kind, name in self.timers:
             known = self.live if kind in REQUEST_TIMERS else {node.id for node in self.registry}
             assert name in known, f"a timer {kind!r} of {name}, which is over"
+        self.registry.check()
         for node in self.registry:
             node.prefill.check()
             node.decode.check()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from baton.core.prefix import chain, root_key
 from baton.router.ledger import Ledger, Work
 from baton.router.live import Live
+from baton.router.machine_config import RouterConfig
 from baton.router.pending import Pending
 from baton.router.prefix_view import NodePrefixes, PromptChains
 from baton.router.timers import Timers
@@ -90,10 +91,10 @@ def test_ledger_takes_a_request_once() -> None:
 
 
 def test_pending_removes_from_the_middle() -> None:
-    pending = Pending(aging_s=1.0)
+    pending = Pending(RouterConfig(aging_s=1.0, order="fcfs"))
     lives = [Live(request(name), now, None) for name, now in (("a", 2.0), ("b", 1.0), ("c", 1.0))]
     for live in lives:
-        pending.push(live)
+        pending.push(live, 0.1)
     assert [live.id for live in pending] == ["b", "c", "a"]
     pending.remove(lives[2])
     pending.remove(lives[2])

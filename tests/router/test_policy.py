@@ -17,10 +17,11 @@ from baton.router.events import Cancelled, Dispatch, Reject
 from baton.router.machine import RouterMachine
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Registry
-from baton.router.policy import DecodeLeg, PrefillLeg, Scored
+from baton.router.policy import Ask, DecodeLeg, PrefillLeg, Scored
 from baton.router.policy_latency import latency_policy
+from baton.router.prefix_view import PromptChains
 
-from .machine_kit import Bench, load, node, of
+from .machine_kit import Bench, load, node, of, request
 
 seconds = st.sampled_from([0.0, 0.001, 0.01, 0.0101, 0.5]) | st.floats(0.0, 2.0)
 
@@ -32,9 +33,7 @@ def nodes(count: int, role: Role, name: str) -> list[Any]:
 
 PREFILLS, DECODES = nodes(5, Role.PREFILL, "p"), nodes(5, Role.DECODE, "d")
 prefill_legs = st.lists(st.tuples(seconds, seconds, seconds, seconds), min_size=1, max_size=5)
-decode_legs = st.lists(
-    st.tuples(seconds, seconds, st.integers(0, 1000), st.integers(1, 9)), min_size=1, max_size=5
-)
+decode_legs = st.lists(st.tuples(seconds, seconds, st.integers(0, 1000)), min_size=1, max_size=5)
 
 
 @given(prefill_legs, decode_legs, st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4))), st.booleans())
@@ -50,14 +49,15 @@ def test_exactly_the_pairs_close_to_the_cheapest_are_left(
         for i, (queue, compute, rate, tail) in enumerate(first)
     ]
     decodes = [DecodeLeg(DECODES[i], *leg[:1], 0.0, *leg[1:]) for i, leg in enumerate(second)]
-    pairs = None if all_fit else {(PREFILLS[p], DECODES[d]): None for p, d in allowed}
-    every = [
-        policy.pair(p, d) for p in prefills for d in decodes if pairs is None or (p.node, d.node) in pairs
-    ]
+    pairs = {(PREFILLS[p], DECODES[d]) for p, d in allowed}
+    may = None if all_fit else (lambda p, d: (p, d) in pairs)
+    ask = Ask(request("r"), 0.0, PromptChains((1,), ""), 8.0)
+    every = [policy.pair(ask, p, d) for p in prefills for d in decodes if may is None or may(p.node, d.node)]
     close, compared = policy._cheapest(
+        ask,
         sorted((leg.cost_s, leg.node.id, leg) for leg in prefills),
         sorted((leg.cost_s, leg.node.id, leg) for leg in decodes),
-        pairs,
+        may,
     )
     lowest = min([pair.score_s for pair in every], default=math.inf)
     limit = lowest + max(lowest * policy.tie_fraction, policy.tie_s)

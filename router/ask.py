@@ -1,0 +1,28 @@
+"""A request that wants a pair of nodes now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.core.model import Fingerprint
+from baton.core.request import Request, Slo
+from baton.router.prefix_view import PromptChains
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """expected_output_tokens: a guess at what it will yet make. waited_s: since it arrived."""
+
+    request: Request
+    now: float
+    chains: PromptChains
+    expected_output_tokens: float
+    fingerprint: Fingerprint | None = None
+    avoid: Iterable[str] = ()
+    avoid_pairs: Iterable[tuple[str, str]] = ()
+    waited_s: float = 0.0
+
+    @property
+    def slo(self) -> Slo:
+        return self.request.slo
