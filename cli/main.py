@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from baton.cli import admin as admin_commands
+from baton.cli import bench as bench_commands
 from baton.cli import config as config_commands
 from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail, told
 from baton.core.errors import BatonError, InvalidArgument
@@ -276,6 +277,7 @@ def version() -> None:
     print(__version__)
 
 
+app.command("bench")(bench_commands.bench)
 app.add_typer(config_commands.app, name="config")
 app.add_typer(admin_commands.app, name="admin")
 

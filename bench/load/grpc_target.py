@@ -39,6 +39,7 @@ class GrpcTarget:
     def __init__(self, name: str, url: str, options: Options) -> None:
         self.name = name
         self.url = url
+        self.chat = False
         self._address = url.removeprefix("grpc://").rstrip("/")
         self._options = options
         self._channel: grpc.aio.Channel | None = None

@@ -33,6 +33,10 @@ class Target(Protocol):
     @property
     def url(self) -> str: ...
 
+    @property
+    def chat(self) -> bool:
+        """Whether prompts are messages, so that a template adds tokens to them."""
+
     async def open(self) -> Facts:
         """Connect. BatonError: nothing answers there."""
 

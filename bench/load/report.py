@@ -1,0 +1,157 @@
+"""A measurement, or a comparison of two, as an HTML page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from baton.bench.load.compare import Comparison, cells
+from baton.bench.load.report_charts import courses, distributions, found_rates, over_rates, spread_cells
+from baton.bench.load.results import Results, Run
+from baton.bench.load.tables import complaints
+from baton.sim.report.page import facts, page, section, table, tiles
+
+HEAD = ("target", "rate", "requests", "ok", "rejected", "failed")
+HEAD_LATENCY = ("TTFT P50 s", "P90", "P99", "TPOT P50 ms", "P90", "P99", "ITL P50 ms", "P90", "P99")
+HEAD_END = ("tokens/s", "goodput/s", "within targets")
+MOST_COURSES = 4
+COUNTED = "Latencies count from the time at which a request was due, whenever it was sent."
+
+
+def page_of(results: Results) -> str:
+    names = ", ".join(target.name for target in results.targets)
+    parts = [tiles(_tiles(results)), _outcome(results)]
+    if results.found:
+        parts.append(section("Highest rate", found_rates(results), note=_targets_said(results)))
+    if curves := over_rates(results):
+        parts.append(section("Over the rate", *curves, note=_targets_said(results)))
+    if results.pools:
+        parts.append(section("Distributions", *distributions(results), note=COUNTED))
+    for run in _telling(results):
+        parts.append(section(f"The course of {_name(run)}", *courses(run)))
+    parts.append(_generator(results))
+    return page(f"Load on {names}", _subtitle(results), [*parts, _asked(results)])
+
+
+def page_of_comparison(found: Comparison) -> str:
+    head = ("", "a", "b", "b - a (95 %)", "b / a (95 %)", "")
+    parts = []
+    for pair in found.pairs:
+        rows = [cells(metric, difference) for metric, difference in pair.differences]
+        said = f"a is {pair.a.name} ({pair.a.requests:,} requests), b is {pair.b.name} ({pair.b.requests:,})."
+        parts.append(section(f"At {pair.a.rate:.3g} requests per second", table(head, rows), note=said))
+    if found.notes:
+        parts.append(section("To be kept in mind", facts([("", note) for note in found.notes])))
+    said = "Intervals by bootstrap over blocks of neighbouring requests."
+    return page("Two measurements side by side", said, parts)
+
+
+def _tiles(results: Results) -> list[tuple[str, str, str]]:
+    """Of the best target: the one with the most goodput."""
+    if not results.pools:
+        return [("runs that count", "0", "see below")]
+    best = max(results.pools, key=lambda pool: pool.summary.goodput.rate)
+    where, summary = f"{best.target} at {best.rate:.3g}/s", best.summary
+    return [
+        ("goodput", f"{summary.goodput.rate:.3g}/s", where),
+        ("within targets", f"{summary.goodput.attainment:.1%}", where),
+        ("TTFT, P90", _seconds(summary.ttft_s.p90), where),
+        ("TPOT, P90", _ms(summary.tpot_s.p90), where),
+        ("output", f"{summary.output_tps:,.0f} tokens/s", where),
+    ]
+
+
+def _outcome(results: Results) -> str:
+    rows = []
+    for pool in results.pools:
+        summary = pool.summary
+        goodput = summary.goodput
+        rows.append(
+            [
+                pool.target,
+                f"{pool.rate:.3g}",
+                *(f"{n:,}" for n in (summary.requests, summary.ok, summary.rejected, summary.failed)),
+                *spread_cells(summary.ttft_s, 1.0, 3),
+                *spread_cells(summary.tpot_s, 1e3, 1),
+                *spread_cells(summary.itl_s, 1e3, 1),
+                f"{summary.output_tps:,.1f}",
+                f"{goodput.rate:.3g}",
+                f"{goodput.attainment:.1%} ({goodput.low:.0%}–{goodput.high:.0%})",
+            ]
+        )
+    best = max(range(len(rows)), key=lambda i: results.pools[i].summary.goodput.rate, default=0)
+    shown = table((*HEAD, *HEAD_LATENCY, *HEAD_END), rows, [best] if len(rows) > 1 else [])
+    return section("Outcome", shown, note=_targets_said(results))
+
+
+def _generator(results: Results) -> str:
+    head = ("run", "requests sent", "late by, P50 ms", "P99", "most", "event loop late by, P99 ms", "counts")
+    rows = [
+        [
+            _name(run),
+            f"{len(run.records):,}",
+            *(_bare_ms(value) for value in (run.lateness_s.p50, run.lateness_s.p99, run.lateness_s.high)),
+            _bare_ms(run.lag_s.p99),
+            run.invalid or ("ended early" if run.stopped_s is not None else "yes"),
+        ]
+        for run in results.runs
+    ]
+    said = complaints(results.runs)
+    more = [facts([("", line) for line in said])] if said else []
+    note = "What the measuring program itself may have added. A run for which it was too late does not count."
+    return section("The generator", table(head, rows), *more, note=note)
+
+
+def _telling(results: Results) -> list[Run]:
+    """One run of each target: that of the highest rate that was not ended early."""
+    found: dict[str, Run] = {}
+    for run in results.runs:
+        if run.stopped_s is None and (run.target not in found or run.rate > found[run.target].rate):
+            found[run.target] = run
+    return list(found.values())[:MOST_COURSES]
+
+
+def _asked(results: Results) -> str:
+    said = [
+        (name, "–" if value is None else str(value)) for name, value in asdict(results.experiment).items()
+    ]
+    where = [(f"{t.name}", f"{t.url} {t.model}".strip()) for t in results.targets]
+    return section("What was asked for", facts([*where, *said, *results.machine.items()]))
+
+
+def _subtitle(results: Results) -> str:
+    experiment = results.experiment
+    prompt, output = experiment.prompt_tokens or "the trace's", experiment.output_tokens or "the trace's"
+    rounds = "1 round" if experiment.rounds == 1 else f"{experiment.rounds} rounds"
+    return (
+        f"{experiment.arrivals} arrivals, {prompt} tokens of prompt, {output} of answer, "
+        f"{experiment.duration_s:g} s, {rounds}. {results.made_at}, baton {results.version}"
+    )
+
+
+def _targets_said(results: Results) -> str:
+    experiment = results.experiment
+    targets = []
+    if experiment.ttft_s is not None:
+        targets.append(f"TTFT ≤ {experiment.ttft_s:g} s")
+    if experiment.tpot_s is not None:
+        targets.append(f"TPOT ≤ {experiment.tpot_s * 1e3:g} ms")
+    if not targets:
+        return "No targets were set: every whole answer is within them."
+    met = "both" if len(targets) > 1 else "it"
+    return f"Targets: {' and '.join(targets)}. Goodput: requests per second that met {met}."
+
+
+def _name(run: Run) -> str:
+    return f"{run.target} at {run.rate:.3g}/s, round {run.round + 1}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} s"
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1e3:.1f} ms"
+
+
+def _bare_ms(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1e3:.1f}"
