@@ -162,48 +162,54 @@ def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]
         state.departures.append(now)
     else:
         state.departures.clear()
-    prefill, decode, prediction = choice.prefill, choice.decode, choice.prediction
-    timeout_s = None if live.deadline_s is None else live.deadline_s - now
-    waited_s = now - live.facts.arrived_s
-    request = live.request = replace(live.request, timeout_s=timeout_s, waited_s=waited_s)
-    tokens = request.prefill_tokens
     live.passed_since_s = None
-    live.attempt = Attempt(
-        number=request.attempt,
+    live.attempt = _attempt(live, choice, now)
+    _book(live, choice, now)
+    prefill, decode, prediction = choice.prefill, choice.decode, choice.prediction
+    out.append(Dispatch(live.request, prefill.id, decode.id, prediction))
+    data: dict[str, object] = {
+        "request": live.id,
+        "attempt": live.request.attempt,
+        "prefill": prefill.id,
+        "decode": decode.id,
+        "waited_s": live.request.waited_s,
+        "predicted_ttft_s": live.request.waited_s + prediction.ttft_s,
+        "predicted_tpot_s": prediction.tpot_s,
+        "gain": choice.gain,
+        "score_s": choice.score_s,
+        "pairs": choice.pairs,
+        "queued": queued,
+    }
+    out.append(Record("dispatch", data))
+
+
+def _attempt(live: Live, choice: Choice, now: float) -> Attempt:
+    prefill, decode = choice.prefill, choice.decode
+    left_s = None if live.deadline_s is None else live.deadline_s - now
+    live.request = replace(live.request, timeout_s=left_s, waited_s=now - live.facts.arrived_s)
+    live.facts.prefill_node, live.facts.decode_node = prefill.id, decode.id
+    return Attempt(
+        number=live.request.attempt,
         base=len(live.output),
         prefill_id=prefill.id,
         decode_id=decode.id,
         dispatched_s=now,
         fingerprint=prefill.info.fingerprint,
         context_limit=min(prefill.info.max_model_len, decode.info.max_model_len),
-        prediction=prediction,
+        prediction=choice.prediction,
     )
+
+
+def _book(live: Live, choice: Choice, now: float) -> None:
+    """The work is on the nodes from now on, as far as this router's figures of them go."""
+    prefill, decode, prediction = choice.prefill, choice.decode, choice.prediction
+    tokens, tpot_s = live.request.prefill_tokens, live.request.slo.tpot_s
     prefill.prefill.put(live.id, Work(prediction.prefill_s, tokens, seen_s=now))
-    decode.decode.put(live.id, Work(0.0, tokens, decode.blocks_for(tokens + 1), tpot_s=request.slo.tpot_s))
+    decode.decode.put(live.id, Work(0.0, tokens, decode.blocks_for(tokens + 1), tpot_s=tpot_s))
     if prefill is not decode:
-        sent_s = now + prediction.queue_s + prediction.prefill_s + prediction.transfer_s
+        sent_s = now + prediction.ttft_s + prediction.transfer_s
         prefill.sending_until_s = max(prefill.sending_until_s, sent_s)
         decode.receiving_until_s = max(decode.receiving_until_s, sent_s)
-    live.facts.prefill_node, live.facts.decode_node = prefill.id, decode.id
-    out.append(Dispatch(request, prefill.id, decode.id, prediction))
-    out.append(
-        Record(
-            "dispatch",
-            {
-                "request": live.id,
-                "attempt": request.attempt,
-                "prefill": prefill.id,
-                "decode": decode.id,
-                "waited_s": waited_s,
-                "predicted_ttft_s": waited_s + prediction.ttft_s,
-                "predicted_tpot_s": prediction.tpot_s,
-                "gain": choice.gain,
-                "score_s": choice.score_s,
-                "pairs": choice.pairs,
-                "queued": queued,
-            },
-        )
-    )
 
 
 def give_up_waiting(state: State, live: Live, now: float, out: list[Effect]) -> None:

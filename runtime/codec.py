@@ -118,6 +118,7 @@ def request_from_proto(msg: pb.NodeRequest) -> Request:
         priority=msg.priority,
         salt=checks.text("salt", msg.salt, most=MAX_SALT_CHARS),
         timeout_s=checks.finite("timeout_s", msg.timeout_s) if msg.HasField("timeout_s") else None,
+        waited_s=checks.finite("waited_s", msg.waited_s),
     )
 
 
@@ -153,6 +154,7 @@ def _all_but_ids(request: Request) -> pb.NodeRequest:
         priority=request.priority,
         salt=request.salt,
         timeout_s=request.timeout_s,
+        waited_s=request.waited_s,
     )
 
 

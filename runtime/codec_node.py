@@ -36,6 +36,7 @@ _LOAD_COUNTS = (
     "exporting",
     "reserved",
     "waiting_tokens",
+    "waiting_work",
     "context_tokens",
     "blocks_total",
     "blocks_free",

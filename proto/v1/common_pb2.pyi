@@ -243,6 +243,7 @@ class NodeRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     attempt: _builtins.int
     max_tokens: _builtins.int
@@ -250,6 +251,8 @@ class NodeRequest(_message.Message):
     salt: _builtins.str
     timeout_s: _builtins.float
     """What is left of the client's deadline, in seconds."""
+    waited_s: _builtins.float
+    """Seconds from its arrival at the router until it was sent: so much of its TTFT target is gone."""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -276,10 +279,11 @@ class NodeRequest(_message.Message):
         priority: _builtins.int = ...,
         salt: _builtins.str = ...,
         timeout_s: _builtins.float | None = ...,
+        waited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "sampling", b"sampling", "slo", b"slo", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "id", b"id", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "salt", b"salt", "sampling", b"sampling", "slo", b"slo", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "id", b"id", "max_tokens", b"max_tokens", "output_ids", b"output_ids", "priority", b"priority", "prompt_ids", b"prompt_ids", "salt", b"salt", "sampling", b"sampling", "slo", b"slo", "timeout_s", b"timeout_s", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015

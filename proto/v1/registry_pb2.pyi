@@ -193,6 +193,7 @@ class LoadReport(_message.Message):
     PREFILL_SAMPLES_FIELD_NUMBER: _builtins.int
     DECODE_SAMPLES_FIELD_NUMBER: _builtins.int
     TRANSFER_SAMPLES_FIELD_NUMBER: _builtins.int
+    WAITING_WORK_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     role: _common_pb2.Role.ValueType
     draining: _builtins.bool
@@ -208,6 +209,8 @@ class LoadReport(_message.Message):
     quarantined: _builtins.int
     max_running: _builtins.int
     steps: _builtins.int
+    waiting_work: _builtins.int
+    """Sum over the prompts that wait of tokens x (context before them + tokens / 2): their attention."""
     @_builtins.property
     def prefill_samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___CostSample]: ...
     @_builtins.property
@@ -235,10 +238,11 @@ class LoadReport(_message.Message):
         prefill_samples: _abc.Iterable[Global___CostSample] | None = ...,
         decode_samples: _abc.Iterable[Global___CostSample] | None = ...,
         transfer_samples: _abc.Iterable[Global___CostSample] | None = ...,
+        waiting_work: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "context_tokens", b"context_tokens", "decode_samples", b"decode_samples", "draining", b"draining", "exporting", b"exporting", "max_running", b"max_running", "prefill_samples", b"prefill_samples", "quarantined", b"quarantined", "reserved", b"reserved", "role", b"role", "running", b"running", "seq", b"seq", "steps", b"steps", "transfer_samples", b"transfer_samples", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "context_tokens", b"context_tokens", "decode_samples", b"decode_samples", "draining", b"draining", "exporting", b"exporting", "max_running", b"max_running", "prefill_samples", b"prefill_samples", "quarantined", b"quarantined", "reserved", b"reserved", "role", b"role", "running", b"running", "seq", b"seq", "steps", b"steps", "transfer_samples", b"transfer_samples", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waiting_work", b"waiting_work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
