@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from baton.core.fitted_cost import FittedCost
 from baton.core.load import LoadReport, Role
 from baton.core.model import Fingerprint
+from baton.core.residuals import Residuals
 from baton.router.board import Board
-from baton.router.cost import FittedCost
 from baton.router.events import NodeInfo
 from baton.router.holders import Holders
 from baton.router.ledger import Ledger
 from baton.router.prefix_view import NodePrefixes, PromptChains
-from baton.router.residuals import Residuals
 
 OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
 

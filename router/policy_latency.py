@@ -15,12 +15,12 @@ seconds it saves, no more: where its node's queue costs more, the prompt is comp
 
 from __future__ import annotations
 
+from baton.core.residuals import Residuals
 from baton.router.ask import Ask
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import OVERHEAD_S, Node
 from baton.router.policy import DecodeLeg, Policy, PrefillLeg, Scored
 from baton.router.policy_pick import spread
-from baton.router.residuals import Residuals
 
 LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
 

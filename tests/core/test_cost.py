@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.fit import Fit, solve
+from baton.core.fitted_cost import CostPrior, FittedCost
 from baton.core.load import LoadReport, Role
-from baton.router.cost import CostPrior, Fit, FittedCost, solve
 
 
 def prefill_truth(new: int, cached: int) -> float:

@@ -11,12 +11,10 @@ much from the prior, is known after a few samples.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import combinations
 
 from baton.core.cost import Estimate
-from baton.core.load import LoadReport
-from baton.router.residuals import Residuals, spread
+from baton.core.residuals import Residuals, spread
 
 HUBER = 3.0  # residuals beyond that many sigmas lose weight
 SURPRISE = 0.4  # a relative residual beyond that
@@ -26,7 +24,6 @@ PRIOR_SIGMA = 0.5  # relative residual to be expected of the prior
 PRIOR_FACTOR = 300.0  # the prior is taken to be right within about this factor
 SETTLED, SOLVE_EVERY = 64, 8  # after so many samples, so many more move the parameters little
 CLING = 1e-7  # weight of the last parameters against the data's, where the data leave a choice
-CHUNK_TOKENS = 256.0  # of a usual step
 FLOOR_S = 1e-5  # shorter latencies weigh no more than this one
 
 Vector = tuple[float, ...]
@@ -134,79 +131,3 @@ def solve(a: list[list[float]], b: list[float]) -> list[float] | None:
     for i in reversed(range(size)):
         x[i] = (y[i] - sum(low[k][i] * x[k] for k in range(i + 1, size))) / low[i][i]
     return x
-
-
-@dataclass(frozen=True, slots=True)
-class CostPrior:
-    """Parameters to start from, in seconds per unit (see core.cost for the shapes)."""
-
-    prefill: Vector = (2e-3, 1e-4, 1e-8)  # per step, per new token, per (new token x token before it)
-    decode: Vector = (5e-3, 1e-4, 1e-7)  # per step, per row, per context token
-    transfer: Vector = (1e-3, 1e-9)  # per transfer, per byte
-
-
-class FittedCost:
-    """core.cost.CostModel, fitted from what a node reports."""
-
-    def __init__(self, prior: CostPrior | None = None) -> None:
-        prior = prior or CostPrior()
-        self._prefill = Fit(prior.prefill, (1.0, 256.0, 65536.0))
-        self._decode = Fit(prior.decode, (1.0, 8.0, 4096.0))
-        self._transfer = Fit(prior.transfer, (1.0, 2.0**20))
-
-    def prefill_s(self, new_tokens: int, cached_tokens: int) -> Estimate:
-        return self._prefill.predict((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)))
-
-    def decode_step_s(self, rows: int, context_tokens: int) -> Estimate:
-        return self._decode.predict((1.0, rows, context_tokens))
-
-    def transfer_s(self, payload_bytes: int) -> Estimate:
-        return self._transfer.predict((1.0, payload_bytes))
-
-    def prefill_at(self, share: float, new_tokens: int, cached_tokens: int) -> float:
-        """Seconds that `share` of such prefills need at most; so for the others below."""
-        x = (1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2))
-        return self._prefill.mean(x) * self._prefill.factor(share)
-
-    def decode_factor(self, share: float) -> float:
-        return self._decode.factor(share)
-
-    def transfer_line(self, share: float) -> tuple[float, float]:
-        """A transfer as (seconds, seconds per byte): for whoever asks about many sizes."""
-        fixed, per_byte = self._transfer.theta
-        factor = self._transfer.factor(share)
-        return fixed * factor, per_byte * factor
-
-    def decode_mean_s(self, rows: int, context_tokens: int) -> float:
-        return self._decode.mean((1.0, rows, context_tokens))
-
-    def queue_s(self, tokens: int, work: int) -> float:
-        """Seconds of prompts that wait: `tokens` of them, in steps of a usual size, with `work` pairs of
-        tokens that attend to each other."""
-        return self._prefill.mean((tokens / CHUNK_TOKENS, tokens, work)) if tokens else 0.0
-
-    def prefill_token_s(self) -> float:
-        """Seconds per queued prompt token, the step's fixed part spread over a usual chunk."""
-        return self._prefill.mean((1.0, CHUNK_TOKENS, CHUNK_TOKENS**2 / 2)) / CHUNK_TOKENS
-
-    def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float) -> None:
-        self._prefill.observe((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)), seconds)
-
-    def observe_decode_step(self, rows: int, context_tokens: int, seconds: float) -> None:
-        self._decode.observe((1.0, rows, context_tokens), seconds)
-
-    def observe_transfer(self, payload_bytes: int, seconds: float) -> None:
-        self._transfer.observe((1.0, payload_bytes), seconds)
-
-    def observe(self, load: LoadReport) -> None:
-        """All samples of one report."""
-        for new_tokens, cached_tokens, seconds in load.prefill_samples:
-            self.observe_prefill(new_tokens, cached_tokens, seconds)
-        for rows, context_tokens, seconds in load.decode_samples:
-            self.observe_decode_step(rows, context_tokens, seconds)
-        for payload_bytes, seconds in load.transfer_samples:
-            self.observe_transfer(payload_bytes, seconds)
-
-    def as_prior(self) -> CostPrior:
-        """What was learned, for a node of the same kind that has not reported yet."""
-        return CostPrior(self._prefill.theta, self._decode.theta, self._transfer.theta)
