@@ -8,7 +8,7 @@ admit / adopt ──▶ ready ──slot──▶ running ──finish──▶ 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from baton.core.batch import Row, RowOutput
 from baton.core.errors import BatonError, DeadlineExceeded, InternalError
@@ -124,6 +124,12 @@ class DecodeScheduler:
         """When `expire` is next due."""
         deadlines = (seq.deadline_s for seq in self._residents.all() if seq.deadline_s is not None)
         return min(deadlines, default=None)
+
+    def tightest_s(self, rows: Iterable[Row]) -> float | None:
+        """The least time between tokens that any of the rows' requests has as its target."""
+        running = self._residents.running
+        targets = (running[row.seq].request.slo.tpot_s for row in rows)
+        return min((target for target in targets if target is not None), default=None)
 
     def headroom_blocks(self) -> int:
         """Blocks to leave free for what is here already: growth of the batch, and preempted sequences."""

@@ -30,6 +30,7 @@ from baton.core.request import FinishReason, Request
 from baton.decode_node.scheduler import DecodeScheduler
 from baton.kv_transfer.handoff_sink import HandoffSink
 from baton.node import commands as cmd
+from baton.node.pace import Pace
 from baton.node.samples import StepSamples
 from baton.prefill_node.scheduler import PrefillScheduler
 
@@ -69,11 +70,14 @@ class LoadOut:
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
     """max_batch_tokens: of one step. max_running: decode rows of one step, as told to routers. cascade: what
-    reading shared KV once costs; None: never do it."""
+    reading shared KV once costs; None: never do it. least_prompt_tokens: so many go into a step beside decode
+    rows, if there is a prompt, however tight their targets are. by_latency: look at those targets at all."""
 
     max_batch_tokens: int
     max_running: int
     cascade: CascadeCost | None = None
+    least_prompt_tokens: int = 32
+    by_latency: bool = True
 
 
 Out = NodeEffect | SinkEffect | Admitted | Misbehaved | SnapshotOut | KvChange | LoadOut | BaseException
@@ -103,6 +107,7 @@ class NodeCore:
         self._decode_rows = 0
         self._outs: list[Out] = []
         self._samples = StepSamples()
+        self._pace = Pace()
         self._steps = 0
         self._reports = 0
         self._changed = True
@@ -178,14 +183,24 @@ class NodeCore:
     # ---- a step ------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> tuple[Row, ...]:
-        """Decode rows first, prefill chunks with what is left of the token budget."""
+        """Decode rows first, prefill chunks with what is left of the token budget, and of the time within
+        which the rows want their next token."""
         rows = self.decode.schedule(now, self._limits.max_batch_tokens)
         budget = self._limits.max_batch_tokens - sum(row.length for row in rows)
         self._decode_rows = len(rows)
+        if rows and budget > 0 and self._limits.by_latency and self.prefill.busy:
+            budget = min(budget, self._prompt_tokens(rows))
         if budget > 0:
             rows = rows + self.prefill.schedule(now, budget, self.decode.headroom_blocks())
         self._rows = tuple(rows)
         return self._rows
+
+    def _prompt_tokens(self, rows: list[Row]) -> int:
+        limit_s = self.decode.tightest_s(rows)
+        if limit_s is None:
+            return self._limits.max_batch_tokens
+        fit = self._pace.prompt_tokens(rows, limit_s, self.prefill.front_context)
+        return max(self._limits.least_prompt_tokens, fit)
 
     def shared(self) -> tuple[SharedPrefix, ...]:
         """Of the rows just scheduled."""
@@ -204,6 +219,8 @@ class NodeCore:
         self._changed = True
         self._steps += 1
         self._samples.add(self._rows, self._decode_rows, output.duration_s)
+        self._pace.observe(self._rows, self._decode_rows, output.duration_s)
+        self.prefill.set_pace(self._pace.token_s)
         outputs = {row.seq: row for row in output.rows}
         decode = {row.seq: outputs[row.seq] for row in self._rows[: self._decode_rows]}
         prefill = {row.seq: outputs[row.seq] for row in self._rows[self._decode_rows :]}
@@ -236,6 +253,7 @@ class NodeCore:
             exporting=prefill.exporting,
             reserved=sink.reserved + sink.waiting,
             waiting_tokens=prefill.waiting_tokens,
+            waiting_work=prefill.waiting_work,
             context_tokens=decode.context_tokens,
             blocks_total=self.kv.pool.usable,
             blocks_free=self.kv.available,

@@ -24,7 +24,7 @@ class StepSamples:
             context = sum(row.context for row in rows)
             self._decode.append((len(rows), context, seconds))
         elif decode_rows == 0:
-            self._prefill.append((*_as_one_chunk(rows), seconds))
+            self._prefill.append((*as_one_chunk(rows), seconds))
 
     def take(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
         prefill, decode = tuple(self._prefill), tuple(self._decode)
@@ -33,7 +33,7 @@ class StepSamples:
         return prefill, decode
 
 
-def _as_one_chunk(rows: Sequence[Row]) -> tuple[int, int]:
+def as_one_chunk(rows: Sequence[Row]) -> tuple[int, int]:
     """(n, c) of a single chunk with the same token count and attention work n * (c + n/2) as `rows`."""
     tokens = sum(row.length for row in rows)
     work = sum(row.length * (row.start + row.length / 2) for row in rows)

@@ -1,4 +1,4 @@
-"""The prompts of a prefill scheduler, by stage, and the order in which they are served."""
+"""The prompts of a prefill scheduler, by stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import chain
 from baton.core.batch import TokenLogprobs
 from baton.core.node_effects import Key
 from baton.core.sequence import Sequence
-from baton.prefill_node.limits import PrefillLimits
 
 
 @dataclass(slots=True, eq=False)
@@ -35,23 +34,6 @@ class Job:
         return request.sampling.prompt_logprobs is not None and not request.output_ids
 
 
-def rank(job: Job, limits: PrefillLimits) -> tuple[float, int]:
-    """Smallest first: the latest instant at which the prompt should go before newer ones.
-
-    Short work first, but a wait of `patience` times its own predicted time puts any prompt before all that
-    come later, so none starves; a TTFT target or a deadline that would be missed then puts it there earlier.
-    """
-    seq = job.seq
-    request = seq.request
-    work_s = seq.remaining * limits.token_s
-    due_s = seq.arrived_s + limits.patience * work_s
-    if request.slo.ttft_s is not None:
-        due_s = min(due_s, seq.arrived_s + max(0.0, request.slo.ttft_s - work_s))
-    if seq.deadline_s is not None:
-        due_s = min(due_s, max(seq.arrived_s, seq.deadline_s - work_s))
-    return due_s + request.priority * limits.priority_s, job.number
-
-
 class Stages:
     """waiting ──▶ running ──▶ exporting ──▶ gone, and `held`: ended, blocks kept for a hand-off.
 
@@ -65,6 +47,9 @@ class Stages:
 
     def alive(self) -> Iterator[Job]:
         return chain(self.waiting.values(), self.running.values(), self.exporting.values())
+
+    def unfinished(self) -> Iterator[Job]:
+        return chain(self.running.values(), self.waiting.values())
 
     def get(self, key: Key) -> Job | None:
         """The job of a request that has not ended."""

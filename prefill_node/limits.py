@@ -14,8 +14,10 @@ class PrefillLimits:
     computation. max_exporting, max_exporting_share: prefilled sequences held for their hand-off, and the
     share of the pool that they may hold; at either no new export starts (below 1 where decode shares the
     pool). max_bypass: how many later prompts may start before one that waits for blocks. token_s: predicted
-    seconds per prompt token. patience: a prompt may be overtaken for at most so many times its own predicted
-    time. priority_s: a step of priority is worth so many seconds of waiting.
+    seconds per prompt token, until steps were measured. order: "slack" or "fcfs". patience: a prompt may be
+    overtaken for at most so many times its own predicted time. priority_s: a step of priority is worth so
+    many seconds of waiting. late_share, late_wait_s: one that is behind because it cannot meet its target
+    gets that share of the tokens after so long.
     """
 
     max_model_len: int
@@ -27,8 +29,11 @@ class PrefillLimits:
     max_exporting_share: float = 1.0
     max_bypass: int = 64
     token_s: float = 0.001
+    order: str = "slack"
     patience: float = 4.0
     priority_s: float = 30.0
+    late_share: float = 0.1
+    late_wait_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,7 @@ class PrefillStats:
     running: int
     exporting: int  # prefilled or ended, KV still held for a hand-off
     waiting_tokens: int  # prompt tokens not yet computed, of waiting and running
+    waiting_work: int  # their attention: tokens x (context before them + tokens / 2), of each prompt
     prefix_queries: int  # prompt tokens of all requests that started, each request counted once
     prefix_hits: int  # of these, found in the cache
     preemptions: int

@@ -30,8 +30,9 @@ from baton.core.phase import Move, Phase
 from baton.core.request import FinishReason, Request
 from baton.core.sequence import Sequence, finish_of
 from baton.prefill_node.admission import Admission, check_fits
-from baton.prefill_node.jobs import Job, Stages, rank
+from baton.prefill_node.jobs import Job, Stages
 from baton.prefill_node.limits import PrefillLimits, PrefillStats
+from baton.prefill_node.order import Queue
 
 
 class PrefillScheduler:
@@ -46,6 +47,7 @@ class PrefillScheduler:
         self._limits = limits
         self._revision = revision
         self._stages = Stages()
+        self._queue = Queue(limits)
         self._admission = Admission(kv, limits, revision, self._stages)
         self._flight = Flight()
         self._numbers = count()
@@ -65,7 +67,8 @@ class PrefillScheduler:
         if self._stages.known((request.id, request.attempt)):
             raise Unavailable(f"request {request.id!r} attempt {request.attempt} is here already")
         if len(self._stages.waiting) >= self._limits.max_waiting:
-            wait_s = sum(job.seq.remaining for job in self._stages.waiting.values()) * self._limits.token_s
+            tokens = sum(job.seq.remaining for job in self._stages.waiting.values())
+            wait_s = tokens * self._queue.token_s
             raise ResourceExhausted(f"{self._limits.max_waiting} prompts are waiting", retry_after_s=wait_s)
         seq = Sequence(request, Phase.QUEUED, arrived_s=now, deadline_s=deadline_s)
         self._stages.waiting[seq.key] = Job(seq, next(self._numbers), pinned=remote)
@@ -117,9 +120,7 @@ class PrefillScheduler:
         self._admission.new_step()
         left = min(budget_tokens, self._limits.max_batch_tokens)
         grants: dict[Job, int] = {}
-        for job in sorted(
-            chain(self._stages.running.values(), self._stages.waiting.values()), key=self._rank
-        ):
+        for job in self._queue.sorted(self._stages.unfinished(), now):
             if left <= 0:
                 break
             if job.seq.phase is Phase.QUEUED and not self._start(now, job, keep_blocks, grants):
@@ -130,6 +131,7 @@ class PrefillScheduler:
             extra = min(job.seq.remaining - granted, left)
             grants[job] += extra
             left -= extra
+            self._queue.spend(job, grants[job], now)
         rows = [row_for(job.seq, n, prompt_logprobs=job.wants_prompt_logprobs) for job, n in grants.items()]
         self._flight.depart(rows)
         return rows
@@ -158,7 +160,16 @@ class PrefillScheduler:
                 self._preempt(job)
         return self._kv.available - before
 
+    def set_pace(self, token_s: float) -> None:
+        """Seconds per prompt token, as measured."""
+        self._queue.token_s = token_s
+
     # ---- what it says of itself --------------------------------------------------------------------------
+
+    @property
+    def front_context(self) -> int:
+        """Tokens before the next chunk, of the prompt that is farthest."""
+        return max((job.seq.computed for job in self._stages.running.values()), default=0)
 
     @property
     def busy(self) -> bool:
@@ -175,12 +186,17 @@ class PrefillScheduler:
 
     def stats(self) -> PrefillStats:
         stages = self._stages
-        unfinished = chain(stages.waiting.values(), stages.running.values())
+        tokens, work = 0, 0.0
+        for job in stages.unfinished():
+            left = job.seq.remaining
+            tokens += left
+            work += left * (job.seq.computed + left / 2)
         return PrefillStats(
             waiting=len(stages.waiting),
             running=len(stages.running),
             exporting=stages.kept,
-            waiting_tokens=sum(job.seq.remaining for job in unfinished),
+            waiting_tokens=tokens,
+            waiting_work=round(work),
             prefix_queries=self._queries,
             prefix_hits=self._hits,
             preemptions=self._preemptions,
@@ -208,9 +224,6 @@ class PrefillScheduler:
             assert len(job.seq.blocks) == self._kv.blocks_for(len(job.seq.token_ids)), "a prompt lacks blocks"
 
     # ---- parts -------------------------------------------------------------------------------------------
-
-    def _rank(self, job: Job) -> tuple[float, int]:
-        return rank(job, self._limits)
 
     def _start(self, now: float, job: Job, keep_blocks: int, granted: Mapping[Job, int]) -> bool:
         victim = None

@@ -1,6 +1,7 @@
 """Requests that wait at the router, in the order in which they should go.
 
-By due date, that is arrival plus the target of the first token, each level of priority counting `aging_s`.
+By the latest start that lets the first token meet its target, and short prompts earlier, as a wait of
+PATIENCE times its own work puts any before all that come later; each level of priority counts `aging_s`.
 Those that cannot meet their target any more, or whose giving up lets more others meet theirs (see
 core.lateness), wait behind all others, in the order of arrival: under overload the targets of most are met,
 not of none. They do not starve: having waited long enough they get a share of the work done.
@@ -19,7 +20,7 @@ from baton.router.order import Order
 
 MOST_SORTED = 256  # of a longer queue only the first are looked at
 TRIAGE_EVERY_S = 0.01
-PATIENCE = 4.0  # without a target, a first token is due after so many times its own work
+PATIENCE = 4.0
 
 
 class Pending:
@@ -113,15 +114,15 @@ class Pending:
     def _soonest(self) -> list[Live]:
         """By due date; the late ones too, as things may have become better."""
         some = list(islice(self._timely, MOST_SORTED)) + list(islice(self._late, MOST_SORTED))
-        return sorted(some, key=lambda live: (self._rank(live), live.number))
+        return sorted(some, key=lambda live: (math.inf if live.due_s is None else live.due_s, live.number))
 
     def _rank(self, live: Live) -> float:
         if not self._by_slack:
             return self._arrival(live)
-        due_s = live.due_s
-        if due_s is None:
-            due_s = live.facts.arrived_s + PATIENCE * live.work_s
-        return due_s + live.request.priority * self._config.aging_s
+        start_s = live.facts.arrived_s + PATIENCE * live.work_s
+        if live.due_s is not None:
+            start_s = min(start_s, live.due_s - live.work_s)
+        return start_s + live.request.priority * self._config.aging_s
 
     def _arrival(self, live: Live) -> float:
         return live.facts.arrived_s + live.request.priority * self._config.aging_s

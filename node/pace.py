@@ -1,0 +1,53 @@
+"""What a node's own steps take, and how many prompt tokens fit into one beside the rows that it decodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from baton.core.batch import Row
+from baton.core.fitted_cost import FittedCost
+from baton.node.samples import as_one_chunk
+
+THIN_AFTER = 64  # steps measured, from which on every THIN_OUT-th tells enough
+THIN_OUT = 8
+QUANTILE = 0.8  # so many of the steps are to keep the limit
+
+
+class Pace:
+    """Mixed steps are taken to cost what decode alone does, and what their prompt tokens add."""
+
+    def __init__(self) -> None:
+        self._cost = FittedCost()
+        self._steps = 0
+
+    def observe(self, rows: Sequence[Row], decode_rows: int, seconds: float) -> None:
+        """A step that ran. Mixed ones say nothing about either kind."""
+        if 0 < decode_rows < len(rows) or not rows:
+            return
+        self._steps += 1
+        if self._steps > THIN_AFTER and self._steps % THIN_OUT:
+            return
+        if decode_rows:
+            self._cost.observe_decode_step(decode_rows, sum(row.context for row in rows), seconds)
+        else:
+            self._cost.observe_prefill(*as_one_chunk(rows), seconds)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per prompt token."""
+        return self._cost.prefill_token_s()
+
+    def prompt_tokens(self, rows: Sequence[Row], limit_s: float, context: int) -> int:
+        """How many prompt tokens, after `context` earlier ones, may join decode rows in a step of limit_s."""
+        factor = self._cost.decode_factor(QUANTILE)
+        taken_s = self._cost.decode_mean_s(len(rows), sum(row.context for row in rows)) * factor
+        _, each_s, pair_s = self._cost.as_prior().prefill
+        left_s = limit_s - taken_s
+        slope_s = each_s + pair_s * context
+        if left_s <= 0.0:
+            return 0
+        if pair_s <= 0.0:
+            return round(left_s / slope_s) if slope_s > 0.0 else 1 << 30
+        # slope n + pair n^2 / 2 = left
+        return int((math.sqrt(slope_s**2 + 2.0 * pair_s * left_s) - slope_s) / pair_s)

@@ -1,0 +1,73 @@
+"""In which order a node computes prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from baton.core.lateness import Job as Work
+from baton.core.lateness import given_up
+from baton.prefill_node.jobs import Job
+from baton.prefill_node.limits import PrefillLimits
+
+
+class Queue:
+    """By due date, work in vain last (see core.lateness); or first come, first served.
+
+    A prompt without a target is due after `patience` times its own predicted time, so short ones go first and
+    none starves. One that is behind because it was in vain gets a share of the tokens once it has waited
+    `late_wait_s`.
+    """
+
+    def __init__(self, limits: PrefillLimits) -> None:
+        self._limits = limits
+        self._credit_tokens = 0.0
+        self.token_s = limits.token_s
+
+    def sorted(self, jobs: Iterable[Job], now: float) -> list[Job]:
+        if self._limits.order == "fcfs":
+            return sorted(jobs, key=self._arrival)
+        by_due = sorted(jobs, key=self._rank)
+        if len(by_due) < 2 or all(job.seq.request.slo.ttft_s is None for job in by_due):
+            return by_due
+        by_target = sorted(by_due, key=_target_s)
+        work = ((job, Work(self._work_s(job), _target_s(job), job.seq.request.priority)) for job in by_target)
+        lost = given_up(work, now)
+        if not lost:
+            return by_due
+        behind = sorted(lost, key=self._arrival)
+        first = [job for job in by_due if job not in lost]
+        if self._credit_tokens >= 0.0 and now - behind[0].seq.arrived_s > self._limits.late_wait_s:
+            return [behind[0], *first, *behind[1:]]
+        return first + behind
+
+    def spend(self, job: Job, tokens: int, now: float) -> None:
+        """It gets so many in this step."""
+        if now + self._work_s(job) > _target_s(job):
+            self._credit_tokens -= tokens
+        else:
+            self._credit_tokens += self._limits.late_share * tokens
+        self._credit_tokens = min(max(self._credit_tokens, -1e5), 1e4)
+
+    def _work_s(self, job: Job) -> float:
+        return job.seq.remaining * self.token_s
+
+    def _arrival(self, job: Job) -> tuple[float, int]:
+        return job.seq.arrived_s + job.seq.request.priority * self._limits.priority_s, job.number
+
+    def _rank(self, job: Job) -> tuple[float, int]:
+        """The latest instant at which the prompt should go before newer ones."""
+        seq, limits = job.seq, self._limits
+        work_s = self._work_s(job)
+        due_s = min(seq.arrived_s + limits.patience * work_s, max(seq.arrived_s, _target_s(job) - work_s))
+        if seq.deadline_s is not None:
+            due_s = min(due_s, max(seq.arrived_s, seq.deadline_s - work_s))
+        return due_s + seq.request.priority * limits.priority_s, job.number
+
+
+def _target_s(job: Job) -> float:
+    """When its first token should be out. A retry's is."""
+    request = job.seq.request
+    if request.slo.ttft_s is None or request.output_ids:
+        return math.inf
+    return job.seq.arrived_s + request.slo.ttft_s - request.waited_s
