@@ -19,8 +19,8 @@ NO_SLO = Slo()
 class RequestResult:
     """Times in seconds since the run began, as the client saw them; None: never happened.
 
-    arrived_s: when it was due (not when it could be sent). outcome: "stop", "length", "cancelled", or the code
-    of the error it ended with, as "RESOURCE_EXHAUSTED". resent: how often the client asked again.
+    arrived_s: when it was due (not when it could be sent). outcome: "stop", "length", "cancelled", or the
+    code of the error it ended with, as "RESOURCE_EXHAUSTED". resent: how often the client asked again.
     """
 
     number: int
@@ -121,7 +121,7 @@ def attainment(results: Sequence[RequestResult], slo: Slo | None = None) -> floa
 def summarise(
     results: Sequence[RequestResult], slo: Slo | None = None, span_s: float | None = None
 ) -> Summary:
-    """slo: in place of each request's own. span_s: of the arrivals; from the first to the last unless given."""
+    """slo: in place of each request's own. span_s: of the arrivals; from first to last unless given."""
     arrivals = [result.arrived_s for result in results]
     if span_s is None:
         span_s = max(arrivals) - min(arrivals) if arrivals else 0.0

@@ -1,0 +1,81 @@
+"""How long an engine step takes: by measured figures, or by a machine's peak rates."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class StepWork(NamedTuple):
+    """What one step computes. Prompt chunks: their tokens, how many chunks, and pairs, the sum over their
+    tokens of the tokens before each. Decode: rows and the KV tokens that they attend to."""
+
+    prompt_tokens: int
+    prompt_pairs: float
+    chunks: int
+    rows: int
+    context: int
+
+
+class StepCost(Protocol):
+    def step_s(self, work: StepWork) -> float:
+        """Seconds for one step of a machine at its usual pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """Figures taken on a real machine.
+
+    prefill: seconds per step, per new token, per (new token x token before it). decode: (rows, seconds of a
+    step) in ascending order, with next to no context; linear between them and beyond the last. context_s:
+    seconds per KV token attended to. In a step that does both, weights are read once.
+    """
+
+    prefill: tuple[float, float, float]
+    decode: tuple[tuple[int, float], ...]
+    context_s: float
+
+    def step_s(self, work: StepWork) -> float:
+        fixed, per_token, per_pair = self.prefill
+        decode_s = self._rows_s(work.rows) + self.context_s * work.context if work.rows else 0.0
+        if not work.prompt_tokens:
+            return decode_s
+        prefill_s = per_token * work.prompt_tokens + per_pair * work.prompt_pairs
+        if not work.rows:
+            return fixed + prefill_s
+        return max(fixed + decode_s - self.decode[0][1], decode_s) + prefill_s
+
+    def _rows_s(self, rows: int) -> float:
+        points = self.decode
+        right = min(max(1, bisect_left(points, (rows, 0.0))), len(points) - 1)
+        if len(points) == 1:
+            return points[0][1]
+        (low, low_s), (high, high_s) = points[right - 1], points[right]
+        return low_s + (high_s - low_s) * (rows - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCost:
+    """The roofline model (Williams et al., CACM 52(4), 2009): a step takes as long as the slower of its
+    arithmetic and its memory traffic, plus a fixed overhead.
+
+    Arithmetic: 2 FLOP per parameter and token, and 4 per (query head dimension, pair of tokens) and layer.
+    Traffic: the weights once, the KV of every row and, once per chunk, of what is before it.
+    """
+
+    flops: float  # attainable FLOP/s of matrix products
+    bandwidth: float  # attainable bytes/s of memory
+    overhead_s: float  # launches, sampling, host work of a step
+    parameters: float  # that every token meets
+    weight_bytes: float
+    pair_flops: float  # 4 x layers x query heads x head dimension
+    kv_bytes: float  # per token
+
+    def step_s(self, work: StepWork) -> float:
+        tokens = work.prompt_tokens + work.rows
+        pairs = work.prompt_pairs + work.context
+        compute_s = (2.0 * self.parameters * tokens + self.pair_flops * pairs) / self.flops
+        before = work.prompt_pairs / work.prompt_tokens * work.chunks if work.prompt_tokens else 0.0
+        memory_s = (self.weight_bytes + self.kv_bytes * (work.context + before)) / self.bandwidth
+        return max(compute_s, memory_s) + self.overhead_s

@@ -1,0 +1,353 @@
+"""The prefill side of all hand-offs of a simulated node: carries out what `HandoffSource` decides, over
+modelled streams and links, as `prefill_node.exporter` does over real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from baton.core.errors import BatonError, Unavailable
+from baton.core.node_effects import Key, KvReady, Prefilled
+from baton.core.request import Request
+from baton.kv_transfer import handoff
+from baton.kv_transfer.handoff import PeerPool, Ticket
+from baton.kv_transfer.handoff_source import HandoffSource
+from baton.kv_transfer.writes import Completion, Outcome, Write
+from baton.sim.clock import Entry
+from baton.sim.flows import Flow
+from baton.sim.hub import ROUTER, Hub
+from baton.sim.link import OutLink, Stream, Waiting
+
+if TYPE_CHECKING:
+    from baton.sim.node import SimNode
+
+HELLO_TRIES = 6
+HELLO_PAUSE_S = 0.5  # doubled each time
+
+
+@dataclass(slots=True)
+class ExportPort:
+    """What the exporter tells the rest of its node."""
+
+    fail: Callable[[Key, BatonError], None]
+    ended: Callable[[Key], None]
+    handed_off: Callable[[Key, float, float, int], None]
+    wrote: Callable[[int, float], None]
+
+
+@dataclass(slots=True)
+class Exporter:
+    hub: Hub
+    node_id: str
+    incarnation: str
+    profile_write_s: float
+    kv_bytes_per_token: int
+    source: HandoffSource
+    port: ExportPort
+    links: dict[str, OutLink] = field(default_factory=dict)
+    stopped: bool = False
+    _where: dict[Key, OutLink] = field(default_factory=dict)
+    _prefill_s: dict[Key, float] = field(default_factory=dict)
+    _flows: dict[int, dict[int, Flow | Entry]] = field(default_factory=dict)  # by transfer, by write
+    _timer: Entry | None = None
+    _timer_s: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """A hand-off is not over."""
+        return bool(self._where)
+
+    # ---- the node's word -----------------------------------------------------------------------------------
+
+    def start(self, request: Request, target: str, incarnation: str) -> None:
+        """A request was accepted whose KV goes to that process. Ends with one `port.ended`."""
+        name = f"{target}/{incarnation}"
+        link = self.links.get(name) or self._open(target, incarnation)
+        key = request.id, request.attempt
+        self._where[key] = link
+        if link.waiting is None:
+            self._begin(link, Waiting(request))
+        else:
+            link.waiting[key] = Waiting(request)
+
+    def kv_ready(self, effect: KvReady) -> None:
+        if (waiting := self._waiting(effect.key)) is not None:
+            waiting.ready = effect
+        else:
+            now = self.hub.clock.now
+            self._run(self.source.kv_ready(now, effect.key, effect.tokens, effect.blocks))
+
+    def prefilled(self, effect: Prefilled) -> None:
+        if (waiting := self._waiting(effect.key)) is not None:
+            waiting.prefilled = effect
+            return
+        self._prefill_s[effect.key] = effect.prefill_s
+        now = self.hub.clock.now
+        self._run(self.source.prefilled(now, effect.key, effect.tokens, effect.blocks, effect.output_ids))
+
+    def ended(self, key: Key) -> None:
+        """The request is over on this node, whyever. Unknown keys are not ours."""
+        link = self._where.get(key)
+        if link is None:
+            return
+        if link.waiting is not None and link.waiting.pop(key, None) is not None:
+            self._released(key)
+        else:
+            self._run(self.source.abort(self.hub.clock.now, key))
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.hub.clock.cancel(self._timer)
+        for link in self.links.values():
+            link.stream.alive = False
+            self.hub.clock.cancel(link.beat)
+
+    # ---- links -------------------------------------------------------------------------------------------
+
+    def _open(self, target: str, incarnation: str) -> OutLink:
+        stream = Stream(self.node_id, self.incarnation, target, incarnation)
+        link = self.links[f"{target}/{incarnation}"] = OutLink(f"{target}/{incarnation}", stream)
+        self.hub.network.send(self.node_id, target, _hello, self.hub, stream, self)
+        return link
+
+    def answered(self, stream: Stream, peer: PeerPool | None) -> None:
+        """The peer's Hello; None: there is no such process."""
+        link = self._link(stream)
+        if link is None or self.stopped:
+            return
+        if peer is None:
+            self.down(stream, Unavailable(f"decode node {link.name} cannot be reached"))
+            return
+        link.peer = peer
+        link.up, link.owed, link.tries = True, False, 0
+        waiting, link.waiting = link.waiting or {}, None
+        for one in waiting.values():
+            self._begin(link, one)
+
+    def down(self, stream: Stream, error: BatonError) -> None:
+        """Whatever was on the link has failed; until its writes are over, new requests wait for a new one."""
+        link = self._link(stream)
+        if link is None or self.stopped:
+            return
+        stream.alive = False
+        link.up, link.owed = False, link.owed or link.up
+        waiting, link.waiting = link.waiting or {}, {}
+        for key in waiting:
+            self.port.fail(key, error)
+            self._released(key)
+        self._run(self.source.link_lost(self.hub.clock.now, link.name))
+        self._settle(link)
+
+    def _settle(self, link: OutLink) -> None:
+        """Once the old link's writes are over: those who waited get a new one, and so does a living peer."""
+        if link.up or link.stream.alive or not self.source.settled(link.name):
+            return
+        if self.links.get(link.name) is not link:
+            return
+        del self.links[link.name]
+        if link.waiting:
+            self._reopen(link)
+        elif link.owed and link.tries < HELLO_TRIES:
+            self.hub.clock.at(self.hub.clock.now + HELLO_PAUSE_S * 2.0**link.tries, self._reopen, link)
+
+    def _reopen(self, old: OutLink) -> None:
+        if self.stopped:
+            return
+        new = self.links.get(old.name) or self._open(old.stream.target, old.stream.target_incarnation)
+        if not new.up and new.waiting is not None:
+            new.waiting = {**new.waiting, **(old.waiting or {})}
+            for key in old.waiting or {}:
+                self._where[key] = new
+            new.owed, new.tries = old.owed, old.tries + 1
+
+    def _begin(self, link: OutLink, one: Waiting) -> None:
+        assert link.peer is not None
+        link.exports += 1
+        if link.beat is None:
+            self._arm_beat(link)
+        self._run(self.source.start(self.hub.clock.now, link.name, link.peer, one.request, ROUTER))
+        if one.ready is not None:
+            self.kv_ready(one.ready)
+        if one.prefilled is not None:
+            self.prefilled(one.prefilled)
+
+    def _arm_beat(self, link: OutLink) -> None:
+        link.beat = self.hub.clock.at(self.hub.clock.now + self.hub.cluster.lease_s / 4, self._beat, link)
+
+    def _beat(self, link: OutLink) -> None:
+        """A sign of life prolongs leases of transfers: with none under way it says nothing."""
+        link.beat = None
+        if link.exports and link.up:
+            self._say(link, "beat")
+            self._arm_beat(link)
+
+    def _link(self, stream: Stream) -> OutLink | None:
+        link = self.links.get(f"{stream.target}/{stream.target_incarnation}")
+        return link if link is not None and link.stream is stream else None
+
+    def _waiting(self, key: Key) -> Waiting | None:
+        link = self._where.get(key)
+        return None if link is None or link.waiting is None else link.waiting.get(key)
+
+    # ---- the peer's word -----------------------------------------------------------------------------------
+
+    def ticket(self, stream: Stream, ticket: Ticket) -> None:
+        if self._hears(stream):
+            self._run(self.source.ticket(self.hub.clock.now, ticket))
+
+    def refused(self, stream: Stream, transfer_id: int, error: BatonError) -> None:
+        if self._hears(stream):
+            name = f"{stream.target}/{stream.target_incarnation}"
+            self._run(self.source.refused(self.hub.clock.now, name, transfer_id, error))
+
+    def committed(self, stream: Stream, transfer_id: int) -> None:
+        if self._hears(stream):
+            name = f"{stream.target}/{stream.target_incarnation}"
+            self._run(self.source.committed(self.hub.clock.now, name, transfer_id))
+
+    def revoke(self, stream: Stream, transfer_id: int) -> None:
+        if self._hears(stream):
+            name = f"{stream.target}/{stream.target_incarnation}"
+            self._run(self.source.revoke(self.hub.clock.now, name, transfer_id))
+
+    def _hears(self, stream: Stream) -> bool:
+        return stream.alive and not self.stopped
+
+    # ---- effects -----------------------------------------------------------------------------------------
+
+    def _run(self, effects: Iterable[handoff.SourceEffect]) -> None:
+        self.hub.touched.add(self.node_id)
+        for effect in effects:
+            self._carry_out(effect)
+        wakeup = self.source.next_wakeup()
+        if wakeup is not None and (self._timer is None or wakeup < self._timer_s):
+            self.hub.clock.cancel(self._timer)
+            self._timer_s = wakeup
+            self._timer = self.hub.clock.at(wakeup, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._run(self.source.expire(self.hub.clock.now))
+
+    def _carry_out(self, effect: handoff.SourceEffect) -> None:
+        match effect:
+            case handoff.SubmitWrite(link, write):
+                self._write(self.links[link], write)
+            case handoff.SendReserve(link, transfer_id, router_id, request):
+                self._say(self.links[link], "reserve", transfer_id, request, router_id)
+            case handoff.SendCommit(link, transfer_id, tokens, output_ids):
+                self._say(self.links[link], "commit", transfer_id, tokens, output_ids)
+            case handoff.SendAbandon(link, transfer_id):
+                self._say(self.links.get(link), "abandon", transfer_id, False)
+            case handoff.SendRevoked(link, transfer_id):
+                self._say(self.links.get(link), "abandon", transfer_id, True)
+            case handoff.CancelWrites(_, transfer_id):
+                for write_id in list(self._flows.get(transfer_id, ())):
+                    self._stop(transfer_id, write_id)
+            case handoff.HandedOff(key, transfer_s, payload_bytes):
+                self.port.handed_off(key, self._prefill_s.get(key, 0.0), transfer_s, payload_bytes)
+            case handoff.Release(key):
+                self._where[key].exports -= 1
+                self._released(key)
+            case handoff.TransferFailed(key, error):
+                self.port.fail(key, error)
+
+    def _say(self, link: OutLink | None, what: str, *arguments: object) -> None:
+        if link is not None and link.stream.alive:
+            self.hub.network.send(
+                self.node_id, link.stream.target, _say, self.hub, link.stream, what, arguments
+            )
+
+    def _released(self, key: Key) -> None:
+        self._where.pop(key, None)
+        self._prefill_s.pop(key, None)
+        self.port.ended(key)
+
+    # ---- writes ------------------------------------------------------------------------------------------
+
+    def _write(self, link: OutLink, write: Write) -> None:
+        """Its fixed cost, its bytes at the links' rate, and the target's word on its way back."""
+        clock = self.hub.clock
+        writes = self._flows.setdefault(write.transfer_id, {})
+        begun_s = clock.now
+        lead_s = self.profile_write_s + self.hub.network.spec.latency_s
+        writes[write.write_id] = clock.at(begun_s + lead_s, self._flow, link, write, begun_s)
+
+    def _flow(self, link: OutLink, write: Write, begun_s: float) -> None:
+        if self.stopped:
+            return
+        payload = (write.end - write.start) * self.kv_bytes_per_token
+
+        def done(whole: bool) -> None:
+            self._landed(link, write, begun_s, payload if whole else 0)
+
+        flow = self.hub.flows.start(self.node_id, link.stream.target, payload, done)
+        self._flows[write.transfer_id][write.write_id] = flow
+
+    def _stop(self, transfer_id: int, write_id: int) -> None:
+        under_way = self._flows[transfer_id][write_id]
+        if isinstance(under_way, Flow):
+            self.hub.flows.stop(under_way)
+            return
+        _, _, action, (link, write, begun_s) = under_way
+        self.hub.clock.cancel(under_way)
+        assert action is not None
+        self._landed(link, write, begun_s, 0)
+
+    def _landed(self, link: OutLink, write: Write, begun_s: float, payload: int) -> None:
+        """At the target now; the completion is known here after the way back."""
+        target = self.hub.nodes.get(link.stream.target)
+        outcome, why = Outcome.CANCELLED, ""
+        if payload:
+            outcome = Outcome.FAILED
+            why = "the target does not take it"
+            if target is not None and target.incarnation == link.stream.target_incarnation:
+                outcome = target.importer.landed(link.stream, write)
+        seconds = self.hub.clock.now - begun_s
+        completion = Completion(
+            write.write_id,
+            write.transfer_id,
+            outcome,
+            payload if outcome is Outcome.APPLIED else 0,
+            seconds,
+            why,
+        )
+        self.hub.clock.at(
+            self.hub.clock.now + self.hub.network.spec.latency_s, self._completed, link, completion
+        )
+
+    def _completed(self, link: OutLink, completion: Completion) -> None:
+        if self.stopped:
+            return
+        writes = self._flows.get(completion.transfer_id)
+        if writes is not None:
+            writes.pop(completion.write_id, None)
+            if not writes:
+                del self._flows[completion.transfer_id]
+        if completion.outcome is Outcome.APPLIED and completion.payload_bytes:
+            self.port.wrote(completion.payload_bytes, completion.seconds)
+        self._run(self.source.completion(self.hub.clock.now, completion))
+        self._settle(link)
+
+
+def _hello(hub: Hub, stream: Stream, exporter: Exporter) -> None:
+    """At the target's host: is there such a process?"""
+    node = hub.nodes.get(stream.target)
+    peer = None
+    if node is not None and node.incarnation == stream.target_incarnation and stream.alive:
+        node.importer.hello(stream)
+        peer = PeerPool(node.spec.profile.block_size, node.spec.profile.num_blocks)
+    hub.network.send(stream.target, stream.source, exporter.answered, stream, peer)
+
+
+def _say(hub: Hub, stream: Stream, what: str, arguments: tuple[object, ...]) -> None:
+    node = hub.nodes.get(stream.target)
+    if stream.alive and node is not None and node.incarnation == stream.target_incarnation:
+        node.importer.hear(stream, what, arguments)
+
+
+def exporter_of(hub: Hub, node_id: str, incarnation: str) -> Exporter | None:
+    """Of that process, if it still runs."""
+    node: SimNode | None = hub.nodes.get(node_id)
+    return node.exporter if node is not None and node.incarnation == incarnation else None

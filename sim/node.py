@@ -1,0 +1,183 @@
+"""A simulated node process: NodeCore in a modelled engine, and where its effects go, as in `node.shell`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from baton.core.errors import BatonError, Unavailable
+from baton.core.load import LoadReport, Role
+from baton.core.node_effects import (
+    DropLink,
+    Ended,
+    Fence,
+    Key,
+    KvReady,
+    Prefilled,
+    SendCommitted,
+    SendRefusal,
+    SendRevoke,
+    SendTicket,
+    Started,
+    TokensOut,
+)
+from baton.core.request import Request
+from baton.kv_transfer.handoff_source import HandoffSource
+from baton.node import commands as cmd
+from baton.node.core import Admitted, KvChange, Misbehaved, Out
+from baton.router.events import HandedOff, KvChanged
+from baton.sim.build import node_core, node_info
+from baton.sim.engine import Engine
+from baton.sim.events import node_event
+from baton.sim.exporter import Exporter, ExportPort
+from baton.sim.hub import ROUTER, Hub
+from baton.sim.importer import Importer
+from baton.sim.reporter import Reporter
+from baton.sim.spec import NodeSpec
+
+
+class SimNode:
+    """One incarnation. owners: requests whose events go to the router; False: those are not told any more."""
+
+    def __init__(self, hub: Hub, spec: NodeSpec, life: int, role: Role | None = None) -> None:
+        self.hub = hub
+        self.spec = spec
+        self.incarnation = f"{spec.node_id}.{life}"
+        self.draining = False
+        self.core = node_core(spec, hub.cluster, role or spec.role)
+        self.info = node_info(spec, self.incarnation, self.core)
+        dice = hub.dice(self.incarnation)
+        source = HandoffSource(spec.profile.block_size, first_id=1 + dice.getrandbits(48))
+        self.engine = Engine(hub, self.core, spec, dice, self._on_outs)
+        self.reporter = Reporter(hub, self.engine, self._report)
+        port = ExportPort(self._fail, self._export_ended, self._handed_off, self.reporter.transferred)
+        self.exporter = Exporter(
+            hub,
+            spec.node_id,
+            self.incarnation,
+            spec.profile.write_s,
+            spec.profile.kv_bytes_per_token,
+            source,
+            port,
+        )
+        self.importer = Importer(hub, spec.node_id, self.incarnation, self.engine.post)
+        self.owners: set[Key] = set()
+        self._events: list[Any] = []
+        self._effects: dict[type, Callable[[Any], None]] = {
+            Started: self._tell,
+            TokensOut: self._tell,
+            Ended: self._ended,
+            KvReady: self.exporter.kv_ready,
+            Prefilled: self.exporter.prefilled,
+            Admitted: lambda out: self.owners.add(out.key),
+            KvChange: self._kv_changed,
+            Misbehaved: self._misbehaved,
+        }
+        for kind in (SendTicket, SendRefusal, SendCommitted, SendRevoke, Fence, DropLink):
+            self._effects[kind] = self.importer.carry_out
+        hub.flows.rates[spec.node_id] = spec.profile.nic_bytes_s
+
+    @property
+    def node_id(self) -> str:
+        return self.spec.node_id
+
+    # ---- the router's calls --------------------------------------------------------------------------------
+
+    def prefill(self, request: Request, target: str, incarnation: str) -> None:
+        """Take a request, or raise why not."""
+        if self.draining:
+            raise Unavailable(f"node {self.node_id} is draining")
+        key = request.id, request.attempt
+        if key in self.owners:
+            raise Unavailable(f"attempt {request.attempt} of request {request.id} is here already")
+        in_place = target == self.node_id
+        if in_place and incarnation != self.incarnation:
+            raise Unavailable(f"node {self.node_id} was restarted")
+        now = self.hub.clock.now
+        deadline_s = None if request.timeout_s is None else now + request.timeout_s
+        if not in_place:
+            self.exporter.start(request, target, incarnation)
+        self.owners.add(key)
+        self.engine.post(cmd.Add(request, deadline_s, in_place))
+
+    def abort(self, key: Key) -> None:
+        self.engine.forget(key)
+        self.engine.post(cmd.AbortKeys((key,)))
+
+    def set_role(self, role: Role) -> None:
+        self.engine.post(cmd.SetRole(role))
+
+    def set_draining(self, draining: bool) -> None:
+        self.draining = draining
+        self.engine.post(cmd.SetDraining(draining))
+
+    def detach(self) -> None:
+        """The router's stream broke: whatever it had here is aborted."""
+        if self.owners:
+            self.engine.post(cmd.AbortKeys(tuple(sorted(self.owners))))
+
+    def stop(self) -> None:
+        """The process dies. What it said before is on its way."""
+        self.engine.stop()
+        self._send_events()
+        self.reporter.stop()
+        self.exporter.stop()
+        self.importer.stop()
+
+    # ---- effects -----------------------------------------------------------------------------------------
+
+    def _on_outs(self, outs: Sequence[Out]) -> None:
+        effects = self._effects
+        for out in outs:
+            effects[type(out)](out)
+        self.reporter.changed()
+        if self._events:
+            self._send_events()
+
+    def _send_events(self) -> None:
+        events, self._events = self._events, []
+        if events:
+            self.hub.network.send(
+                self.node_id, ROUTER, self.hub.inbox.events, self.node_id, self.incarnation, events
+            )
+
+    def _tell(self, out: Started | TokensOut) -> None:
+        if out.key in self.owners:
+            self._events.append(node_event(self.node_id, out))
+
+    def _ended(self, out: Ended) -> None:
+        if out.key in self.owners:
+            self.owners.remove(out.key)
+            if not out.silent:
+                self._events.append(node_event(self.node_id, out))
+        self.exporter.ended(out.key)
+
+    def _kv_changed(self, out: KvChange) -> None:
+        events = out.events
+        self._events.append(
+            KvChanged(self.node_id, self.incarnation, tuple(events.stored), tuple(events.removed))
+        )
+
+    def _misbehaved(self, out: Misbehaved) -> None:
+        raise AssertionError(f"{out.link} broke the hand-off protocol: {out.error}")
+
+    # ---- the exporter's port -----------------------------------------------------------------------------
+
+    def _fail(self, key: Key, error: BatonError) -> None:
+        self.engine.post(cmd.Fail(key, error))
+
+    def _export_ended(self, key: Key) -> None:
+        self.engine.post(cmd.ExportEnded(key))
+
+    def _handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None:
+        if key in self.owners:
+            self.owners.remove(key)
+            self._events.append(HandedOff(*key, self.node_id, prefill_s, transfer_s, payload_bytes))
+            self._send_events()
+
+    def _report(self, samples: tuple[tuple[int, float], ...]) -> None:
+        load: LoadReport = replace(self.core.load(), transfer_samples=samples)
+        self.hub.network.send(
+            self.node_id, ROUTER, self.hub.inbox.reported, self.node_id, self.incarnation, load
+        )

@@ -1,0 +1,24 @@
+"""What the simulated model says: a token for each output position, and an end where the workload has one."""
+
+from __future__ import annotations
+
+VOCAB_SIZE = 2**17
+END = 0
+"""The end-of-sequence token."""
+FIRST = 2
+PERIOD = 4096
+_RUN = tuple(range(FIRST, FIRST + PERIOD)) * 2
+
+
+def token(position: int, length: int) -> int:
+    """The output token at `position` of an answer of `length` tokens: neighbours differ, so that a gap or a
+    repeat shows."""
+    return END if position >= length - 1 else FIRST + position % PERIOD
+
+
+def run(position: int, count: int, length: int) -> tuple[int, ...]:
+    """`count` tokens from `position` on."""
+    start = position % PERIOD
+    if position + count >= length or start + count > 2 * PERIOD:
+        return tuple(token(i, length) for i in range(position, position + count))
+    return _RUN[start : start + count]
