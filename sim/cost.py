@@ -71,6 +71,7 @@ class RooflineCost:
     weight_bytes: float
     pair_flops: float  # 4 x layers x query heads x head dimension
     kv_bytes: float  # per token
+    token_link_s: float = 0.0  # per token, for activations exchanged between the node's devices
 
     def step_s(self, work: StepWork) -> float:
         tokens = work.prompt_tokens + work.rows
@@ -78,4 +79,4 @@ class RooflineCost:
         compute_s = (2.0 * self.parameters * tokens + self.pair_flops * pairs) / self.flops
         before = work.prompt_pairs / work.prompt_tokens * work.chunks if work.prompt_tokens else 0.0
         memory_s = (self.weight_bytes + self.kv_bytes * (work.context + before)) / self.bandwidth
-        return max(compute_s, memory_s) + self.overhead_s
+        return max(compute_s, memory_s) + self.token_link_s * tokens + self.overhead_s

@@ -1,0 +1,82 @@
+"""The profiles that come with Baton, by name: `smollm2-cpu`, `llama-3-8b@h100`, `llama-3-70b@h200x4`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from baton.core.errors import InvalidArgument
+from baton.sim.cost import MeasuredCost
+from baton.sim.roofline import Device, ModelShape, roofline
+from baton.sim.spec import Profile
+
+DATA = Path(__file__).parent / "data"
+DEFAULT_TP = {"llama-3-70b": 4}
+PATTERN = re.compile(r"(?P<model>[^@]+)@(?P<device>\w+?)(x(?P<tp>\d+))?")
+
+
+def profile(name: str) -> Profile:
+    """InvalidArgument: no such profile, or one whose model does not fit its devices."""
+    measured = _data("measured")
+    if name in measured:
+        return _measured(name, measured[name])
+    found = PATTERN.fullmatch(name)
+    devices, models = _data("gpus"), _data("models")
+    if found is None or found["model"] not in models or found["device"] not in devices:
+        raise InvalidArgument(f"no profile {name!r}; there are {', '.join(names())}", field="profile")
+    model, device = found["model"], found["device"]
+    tp = int(found["tp"]) if found["tp"] else DEFAULT_TP.get(model, 1)
+    try:
+        return roofline(_device(device, devices[device]), _shape(model, models[model]), tp)
+    except ValueError as error:
+        raise InvalidArgument(str(error), field="profile") from None
+
+
+def names() -> Iterator[str]:
+    """All measured ones, and every model on every device; xN after a device: N of them per node."""
+    yield from _data("measured")
+    for model in _data("models"):
+        yield from (f"{model}@{device}" for device in _data("gpus"))
+
+
+@cache
+def _data(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((DATA / f"{name}.yaml").read_text())
+    return loaded
+
+
+def _measured(name: str, data: dict[str, Any]) -> Profile:
+    fixed, per_token, per_pair = data["prefill"]
+    limits = data["limits"]
+    block_bytes = data["kv_bytes_per_token"] * limits["block_size"]
+    return Profile(
+        name=name,
+        cost=MeasuredCost(
+            prefill=(float(fixed), float(per_token), float(per_pair)),
+            decode=tuple(sorted((int(rows), float(step_s)) for rows, step_s in data["decode"].items())),
+            context_s=float(data["context_s"]),
+        ),
+        kv_bytes_per_token=data["kv_bytes_per_token"],
+        num_blocks=data["pool_bytes"] // block_bytes,
+        nic_bytes_s=float(data["nic_bytes_s"]),
+        write_s=data["write_s"],
+        noise=data["noise"],
+        **limits,
+    )
+
+
+def _device(name: str, data: dict[str, Any]) -> Device:
+    rates = ("bf16_flops", "memory_bytes", "memory_bytes_s", "nvlink_bytes_s", "nic_bytes_s")
+    return Device(name, *(float(data[rate]) for rate in rates))
+
+
+def _shape(name: str, data: dict[str, Any]) -> ModelShape:
+    counts = ("layers", "hidden", "heads", "kv_heads", "head_dim", "bytes", "max_model_len")
+    return ModelShape(
+        name, float(data["parameters"]), float(data["embedding"]), *(int(data[count]) for count in counts)
+    )
