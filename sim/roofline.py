@@ -4,9 +4,9 @@
     decode    the same, where memory = (weights + KV of the batch) / bandwidth dominates
     transfer  bytes / NIC rate
 
-P: parameters that a token meets, n: tokens, L: layers, H x d: query heads x head size. With `tp` devices weights,
-KV and arithmetic are split evenly, and each layer reduces its activations twice, over a ring (Patarasuk and Yuan,
-JPDC 69(2), 2009): 2 (tp - 1) / tp of their bytes per device and direction.
+P: parameters that a token meets, n: tokens, L: layers, H x d: query heads x head size. With `tp` devices
+weights, KV and arithmetic are split evenly, and each layer reduces its activations twice, over a ring (Patarasuk
+and Yuan, JPDC 69(2), 2009): 2 (tp - 1) / tp of their bytes per device and direction.
 
 How much of a peak is attained is an assumption, the same for all devices: it moves times, not comparisons.
 """
@@ -23,7 +23,7 @@ MEMORY_SHARE = 0.8  # of peak bandwidth that reading weights and KV reaches
 LINK_SHARE = 0.8  # of NVLink and of the NIC
 POOL_SHARE = 0.9  # of memory for weights and KV together
 OVERHEAD_S = 0.0005  # of a step: host work, sampling
-HOP_S = 5e-6  # of an all-reduce, per step of its ring
+REDUCE_S = 8e-6  # of an all-reduce, however small
 WRITE_S = 1e-4  # of a KV write: the post, the completion, the word back
 NOISE = 0.02
 BLOCK_TOKENS = 64
@@ -73,7 +73,7 @@ def roofline(device: Device, model: ModelShape, tp: int = 1) -> Profile:
         cost=RooflineCost(
             flops=PRODUCT_SHARE * device.bf16_flops * tp,
             bandwidth=MEMORY_SHARE * device.memory_bytes_s * tp,
-            overhead_s=OVERHEAD_S + _hops_s(model, tp),
+            overhead_s=OVERHEAD_S + _latency_s(model, tp),
             parameters=model.parameters - model.embedding,
             weight_bytes=weights - model.embedding * model.bytes,
             pair_flops=4.0 * model.layers * model.heads * model.head_dim,
@@ -91,9 +91,9 @@ def roofline(device: Device, model: ModelShape, tp: int = 1) -> Profile:
     )
 
 
-def _hops_s(model: ModelShape, tp: int) -> float:
-    """Latency of a step's all-reduces: two per layer, 2 (tp - 1) hops each."""
-    return 2 * model.layers * 2 * (tp - 1) * HOP_S
+def _latency_s(model: ModelShape, tp: int) -> float:
+    """Latency of a step's all-reduces, two per layer."""
+    return 2 * model.layers * REDUCE_S if tp > 1 else 0.0
 
 
 def _reduced_bytes(model: ModelShape, tp: int) -> float:
