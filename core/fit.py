@@ -22,6 +22,7 @@ FORGETTING_WHEN_SURPRISED = 0.8
 MAX_S, MAX_SIZE = 1e4, 1e15  # beyond, a sample is nonsense
 PRIOR_SIGMA = 0.5  # relative residual to be expected of the prior
 PRIOR_FACTOR = 300.0  # the prior is taken to be right within about this factor
+LEARNING = 8  # the first predictions tell of the prior, not of the node
 SETTLED, SOLVE_EVERY = 64, 8  # after so many samples, so many more move the parameters little
 CLING = 1e-7  # weight of the last parameters against the data's, where the data leave a choice
 FLOOR_S = 1e-5  # shorter latencies weigh no more than this one
@@ -71,7 +72,7 @@ class Fit:
             return
         predicted = self.mean(x)
         residual = (y - predicted) / max(y, predicted, FLOOR_S)
-        damp = min(1.0, HUBER * self.sigma / abs(residual)) if residual and self.samples > 8 else 1.0
+        damp = min(1.0, HUBER * self.sigma / abs(residual)) if residual and self.samples > LEARNING else 1.0
         weight = damp / max(y, FLOOR_S) ** 2
         fade = self._forgetting if abs(residual) < SURPRISE else FORGETTING_WHEN_SURPRISED
         u = [v / s for v, s in zip(x, self._scale, strict=True)]
@@ -87,7 +88,8 @@ class Fit:
         self._unsolved += 1
         if abs(residual) >= SURPRISE:
             self._unsolved = SOLVE_EVERY
-        self._ratios.add(y, predicted)
+        if self.samples > LEARNING:
+            self._ratios.add(y, predicted)
 
     def _solve(self) -> None:
         self._unsolved = 0
