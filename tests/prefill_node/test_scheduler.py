@@ -351,3 +351,50 @@ def test_misuse_is_refused() -> None:
         node.scheduler.take(key)
     with pytest.raises(NotFound):
         node.scheduler.take(("b", 0))
+
+
+def order_of_first_tokens(node: Node) -> list[str]:
+    return [effect.key[0] for effect in node.until_idle(200) if isinstance(effect, TokensOut)]
+
+
+def test_what_cannot_meet_its_target_goes_behind_what_still_can() -> None:
+    """10 ms a step of 16 tokens: both long ones would make it alone, and the short ones only without them."""
+    node = Node(blocks=200, token_s=0.01 / 16)
+    for name in ("long a", "long b"):
+        node.add(name, 96, slo=Slo(ttft_s=0.1))
+    for i in range(4):
+        node.add(f"s{i}", 16, slo=Slo(ttft_s=0.1))
+    order = order_of_first_tokens(node)
+    assert order[:4] == ["s0", "s1", "s2", "s3"]
+    assert sorted(order[4:]) == ["long a", "long b"]
+
+
+def test_the_wait_at_the_router_is_part_of_the_target() -> None:
+    node = Node(blocks=200, token_s=0.01 / 16)
+    node.add("fresh", 64, slo=Slo(ttft_s=0.1))
+    node.add("old", 64, slo=Slo(ttft_s=0.1), waited_s=0.055)
+    assert order_of_first_tokens(node) == ["old", "fresh"]
+
+
+def test_in_vain_does_not_mean_never() -> None:
+    """It cannot be on time, and ever more come that can: after a while it gets its share."""
+    node = Node(blocks=400, token_s=0.01 / 16, late_wait_s=0.3, late_share=0.25)
+    node.add("late", 160, slo=Slo(ttft_s=0.05))
+    for i in range(120):
+        node.add(f"s{i}", 16, slo=Slo(ttft_s=0.5))
+        effects = node.step()
+        for effect in effects:
+            if isinstance(effect, (Prefilled, Ended)):
+                node.scheduler.release(effect.key)
+        if any(isinstance(effect, TokensOut) and effect.key[0] == "late" for effect in effects):
+            break
+    else:
+        raise AssertionError("starved")
+    assert i > 29
+
+
+def test_first_come_first_served_on_request() -> None:
+    node = Node(blocks=200, order="fcfs")
+    node.add("long", 96)
+    node.add("short", 4, slo=Slo(ttft_s=0.01))
+    assert order_of_first_tokens(node) == ["long", "short"]

@@ -1,0 +1,114 @@
+"""Prompt chunks beside decode: as many tokens as the running requests' targets leave time for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.core.batch import RowOutput, StepOutput
+from baton.core.kvcache import KvCache
+from baton.core.load import Role
+from baton.core.request import Request, SamplingParams, Slo
+from baton.decode_node.limits import DecodeLimits
+from baton.decode_node.scheduler import DecodeScheduler
+from baton.kv_transfer.handoff_sink import HandoffSink, SinkLimits
+from baton.node import commands as cmd
+from baton.node.core import CoreLimits, NodeCore
+from baton.prefill_node.limits import PrefillLimits
+from baton.prefill_node.scheduler import PrefillScheduler
+
+STEP_S, ROW_S, TOKEN_S = 0.002, 0.001, 0.0001
+
+
+class Node:
+    """A node of both roles whose steps take a known time."""
+
+    def __init__(self, limits: CoreLimits | None = None) -> None:
+        kv = KvCache(4001, 4, prefix_caching=False)
+        prefill = PrefillScheduler(kv, PrefillLimits(8192, chunk_tokens=2048, max_running=4), "r")
+        decode = DecodeScheduler(kv, DecodeLimits(8192, max_running=8), "r", prefill.reclaim)
+        sink = HandoffSink(kv, SinkLimits(8192, 1000), "r")
+        self.core = NodeCore(kv, prefill, decode, sink, Role.BOTH, limits or CoreLimits(2048, 8))
+        self.now = 0.0
+
+    def add(self, name: str, prompt: int, slo: Slo = Slo(), max_tokens: int = 4000) -> None:  # noqa: B008
+        request = Request(name, tuple(range(prompt)), SamplingParams(), max_tokens=max_tokens, slo=slo)
+        self.core.handle(self.now, cmd.Add(request, None, in_place=True))
+
+    def step(self) -> tuple[int, int, float]:
+        """(decode rows, prompt tokens, seconds) of one step."""
+        self.core.tick(self.now)
+        rows = self.core.schedule(self.now)
+        decode = self.core.decode_rows
+        tokens = sum(row.length for row in rows[decode:])
+        seconds = STEP_S + ROW_S * decode + TOKEN_S * tokens
+        outputs = tuple(RowOutput(row.seq, 1 if row.sample else None) for row in rows)
+        self.now += seconds
+        self.core.complete(self.now, StepOutput(outputs, duration_s=seconds))
+        self.core.drain()
+        return decode, tokens, seconds
+
+    def warm_up(self) -> None:
+        """Steps of both kinds, so that the node knows its pace."""
+        for i in range(12):
+            self.add(f"w{i}", 100 + 37 * i, max_tokens=6)
+            while self.core.has_work:
+                self.step()
+
+
+def test_a_long_prompt_keeps_the_running_inside_their_target() -> None:
+    node = Node()
+    node.warm_up()
+    node.add("runs", 8, Slo(tpot_s=0.02))
+    node.step()
+    node.add("long", 4000)
+    steps = []
+    while (step := node.step())[1]:
+        steps.append(step)
+    assert all(decode == 1 for decode, _, _ in steps)
+    assert max(seconds for *_, seconds in steps) <= 0.02 * 1.1
+    assert sum(tokens for _, tokens, _ in steps) == 4000
+    assert sum(tokens for _, tokens, _ in steps) / len(steps) > 100, "the time there is goes to the prompt"
+
+
+@pytest.mark.parametrize("slo", [Slo(), Slo(ttft_s=1.0)])
+def test_without_a_target_chunks_are_as_large_as_they_may_be(slo: Slo) -> None:
+    node = Node()
+    node.warm_up()
+    node.add("runs", 8, slo)
+    node.step()
+    node.add("long", 4000)
+    assert node.step()[1] == 2047
+
+
+def test_a_prompt_never_starves_behind_targets_that_cannot_be_met() -> None:
+    node = Node()
+    node.warm_up()
+    node.add("runs", 8, Slo(tpot_s=0.001))
+    node.step()
+    node.add("long", 400)
+    tokens = [node.step()[1] for _ in range(13)]
+    assert tokens == [32] * 12 + [16]
+
+
+def test_by_latency_can_be_turned_off() -> None:
+    node = Node(replace(CoreLimits(2048, 8), by_latency=False))
+    node.warm_up()
+    node.add("runs", 8, Slo(tpot_s=0.02))
+    node.step()
+    node.add("long", 4000)
+    assert node.step()[1] == 2047
+
+
+def test_long_contexts_make_smaller_chunks() -> None:
+    """What attention adds is in the fit: the same time holds fewer tokens after many."""
+    from baton.node.pace import Pace
+
+    pace = Pace()
+    for tokens in (64, 128, 256, 512) * 8:
+        for context in (0, 4000):
+            seconds = 0.002 + 1e-4 * tokens + 1e-7 * tokens * (context + tokens / 2)
+            pace._cost.observe_prefill(tokens, context, seconds)
+    fresh, deep = pace.prompt_tokens((), 0.05, 0), pace.prompt_tokens((), 0.05, 4000)
+    assert 1.2 * deep < fresh
