@@ -200,17 +200,19 @@ def _converted(noise: Noise, sizes: Sizes) -> Iterator[Check]:
 def _chosen(noise: Noise, sizes: Sizes) -> Iterator[Check]:
     """Tokens, and edits of logits: the host's bits."""
     filters = [(0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (40, 0.95, 0.05)]
-    rows = [(t, *one, 0.1 + t / 7) for t in (0.0, 0.7, 6.0) for one in filters[(t == 0.0) * 3 :]]
-    logits, on_host = noise(len(rows), sizes.vocab) * 4, sample.params(rows)
-    entries = torch.arange(len(rows) * 50, device=noise.device)
+    choices = [
+        sample.Choice(t, *one, 0.1 + t / 7) for t in (0.0, 0.7, 6.0) for one in filters[(t == 0.0) * 3 :]
+    ]
+    logits = noise(len(choices), sizes.vocab) * 4
+    entries = torch.arange(len(choices) * 50, device=noise.device)
     scale, add = (noise(len(entries), dtype=torch.float64) for _ in range(2))
     edits = LogitEdits(entries // 50, entries % 50 * 5, scale.exp(), add)
     edited = logits.cpu()
     reference_logits.apply(edited, LogitEdits(*(part.cpu() for part in edits)))
     triton_logits.apply(logits, edits)
     yield Check("edits of logits", float((logits.cpu() != edited).sum()), 0.0)
-    chosen = triton_sample.sample(logits, sample.SampleParams(*(part.to(noise.device) for part in on_host)))
-    yield Check("sampling", float((chosen.cpu() != sample.reference.sample(edited, on_host)).sum()), 0.0)
+    chosen = zip(triton_sample.sample(logits, choices), sample.reference.sample(edited, choices), strict=True)
+    yield Check("sampling", float(sum(got != want for got, want in chosen)), 0.0)
     mass = triton_sample.survey(logits, 0).mass.cpu()
     yield Check("survey", float((mass != sample.reference.survey(edited, 0).mass).sum()), 0.0)
 

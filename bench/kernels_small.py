@@ -20,8 +20,8 @@ from baton.kernels.embedding import native as embedding
 from baton.kernels.rms_norm import native as rms_norm
 from baton.kernels.rope import Slots, tables
 from baton.kernels.rope import native as rope
+from baton.kernels.sample import Choice
 from baton.kernels.sample import native as sample
-from baton.kernels.sample import params
 from baton.kernels.silu_mul import native as silu_mul
 
 TOKENS, HIDDEN, INNER, VOCAB = 512, 576, 1536, 49_152
@@ -89,20 +89,18 @@ def _sampling() -> list[Figure]:
     peaked = flat * 3
     peaked[:, :20] += torch.linspace(18, 8, 20)
     return [
-        _sample("greedy", flat, (0.0, 0, 1.0, 0.0, 0.5), 0.6),
-        _sample("temperature", flat, (0.8, 0, 1.0, 0.0, 0.5), 3.0),
-        _sample("top_k 50, top_p 0.95", peaked, (0.8, 50, 0.95, 0.0, 0.5), 1.0),
-        _sample("top_p 0.95", peaked, (0.8, 0, 0.95, 0.0, 0.5), 4.0),
-        _sample("top_p 0.95 of a flat distribution", flat, (0.8, 0, 0.95, 0.0, 0.5), 7.0),
+        _sample("greedy", flat, Choice(0.0, 0, 1.0, 0.0, 0.5), 0.6),
+        _sample("temperature", flat, Choice(0.8, 0, 1.0, 0.0, 0.5), 3.0),
+        _sample("top_k 50, top_p 0.95", peaked, Choice(0.8, 50, 0.95, 0.0, 0.5), 1.0),
+        _sample("top_p 0.95", peaked, Choice(0.8, 0, 0.95, 0.0, 0.5), 4.0),
+        _sample("top_p 0.95 of a flat distribution", flat, Choice(0.8, 0, 0.95, 0.0, 0.5), 7.0),
         _beside_softmax("log probabilities, 20 best,", peaked, lambda: sample.survey(peaked, 20), 3.0),
     ]
 
 
-def _sample(
-    name: str, logits: torch.Tensor, one: tuple[float, int, float, float, float], target: float
-) -> Figure:
-    chosen = params([one] * ROWS)
-    return _beside_softmax(f"sample, {name},", logits, lambda: sample.sample(logits, chosen), target)
+def _sample(name: str, logits: torch.Tensor, one: Choice, target: float) -> Figure:
+    choices = [one] * ROWS
+    return _beside_softmax(f"sample, {name},", logits, lambda: sample.sample(logits, choices), target)
 
 
 def _beside_softmax(name: str, logits: torch.Tensor, measured: Callable[[], object], target: float) -> Figure:

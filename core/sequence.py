@@ -17,8 +17,8 @@ class Sequence:
 
     token_ids: prompt and output so far. computed: how many of them have their KV in `blocks`, valid for
     positions [0, computed). blocks: array("q"), which a step copies as it is. keys: prefix keys of the full
-    blocks among the first `computed` tokens that are known so far. cached: tokens whose KV was found here when
-    the request started (counted once).
+    blocks among the first `computed` tokens that are known so far. cached: tokens whose KV was found here
+    when the request started (counted once).
     """
 
     request: Request

@@ -26,7 +26,7 @@ from baton.engine.weights.quantized_folder import open_folder
 from baton.engine.weights.source import WeightSource
 from baton.engine.weights.vocabulary import tokenizer_digest
 from baton.kernels import native
-from baton.kernels.backend import Ops, choose
+from baton.kernels.backend import Ops, Sampling, choose
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ class LoadedModel:
 
     path: the .gguf file or the folder, which also holds the tokenizer. backend: the name of the kernels that
     run. weights_bytes: in memory, each once. max_positions: the model's own limit, tokens. quantization,
-    weights_digest, tokenizer_digest, geometry: see `Fingerprint`.
+    weights_digest, tokenizer_digest, geometry: see `Fingerprint`. sampling: see `Ops`.
     """
 
     config: EngineConfig
@@ -57,6 +57,7 @@ class LoadedModel:
     tokenizer_digest: str
     geometry: str
     quantization: str
+    sampling: Sampling | None = None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -111,7 +112,8 @@ class LoadedModel:
         if memory is None and self.config.torch_device.type != "cpu":
             memory = torch.zeros(shape.total_bytes, dtype=torch.uint8, device=self.config.torch_device)
         pool = KvPool(shape, memory)
-        return TorchRunner(self.model, pool, self.info(num_blocks, name), self.config.activation_dtype)
+        info = self.info(num_blocks, name)
+        return TorchRunner(self.model, pool, info, self.config.activation_dtype, self.sampling)
 
 
 def load(config: EngineConfig) -> LoadedModel:
@@ -212,6 +214,7 @@ def _decoder(
         tokenizer_digest=tokenizer_digest(path),
         geometry=_geometry(decoder),
         quantization=_quantization(config, weights),
+        sampling=ops.sampling,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 
-import numpy as np
 import torch
 
 from baton.core.batch import Batch, Row, RowOutput, StepOutput, TokenLogprobs
@@ -14,20 +15,29 @@ from baton.engine.kv_pool import KvPool
 from baton.engine.models.base import DecoderModel
 from baton.engine.sampler import NO_TOKEN, Sampler
 from baton.kernels.attention import RowSpan, make_plan
+from baton.kernels.backend import Sampling
 
 # Logits are made for so many positions at a time: a long prompt's whole [tokens, vocab] would take gigabytes.
 _LOGIT_ROWS = 64
+_NOTHING = torch.empty(0)
 
 
 class TorchRunner:
-    """A `ModelRunner`. Everything about a request comes in its Row. dtype: of activations."""
+    """A `ModelRunner`. All about a request comes in its Row. dtype: of activations. sampling: see `Ops`."""
 
-    def __init__(self, model: DecoderModel, pool: KvPool, info: ModelInfo, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        pool: KvPool,
+        info: ModelInfo,
+        dtype: torch.dtype,
+        sampling: Sampling | None = None,
+    ) -> None:
         self.info = info
         self.pool = pool
         self._dtype = dtype
         self._model = model
-        self._sampler = Sampler(info.vocab_size)
+        self._sampler = Sampler(info.vocab_size, sampling)
 
     def run(self, batch: Batch) -> StepOutput:
         """See `ModelRunner.run`. A row whose logits are NaN gets no token."""
@@ -36,17 +46,19 @@ class TorchRunner:
         rows = batch.rows
         wanted = _Wanted(rows)
         forward_s = 0.0
-        hidden = torch.empty(0)
+        hidden = _NOTHING
         if batch.tokens:
             spans = [RowSpan(row.start, row.length, row.block_table) for row in rows]
             plan = make_plan(spans, self.pool.shape.block_size, self._dtype, batch.shared)
-            token_ids = np.array([t for row in rows for t in row.token_ids], dtype=np.int64)
-            places = np.array(wanted.tokens, dtype=np.int64)
+            token_ids = array("q", list(chain.from_iterable(row.token_ids for row in rows)))
+            places = array("q", wanted.tokens)
             entered = time.perf_counter()
             hidden = self._model.forward(token_ids, plan, self.pool, places)
             forward_s = time.perf_counter() - entered
-        prompt_logprobs, seconds = self._prompt_logprobs(rows, wanted, hidden)
-        forward_s += seconds
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        if wanted.prompts:
+            prompt_logprobs, seconds = self._prompt_logprobs(rows, wanted, hidden)
+            forward_s += seconds
         chosen, seconds = self._choose(rows, wanted, hidden)
         forward_s += seconds
         outputs = tuple(
@@ -71,7 +83,7 @@ class TorchRunner:
         forward_s = 0.0
         for at in range(0, len(wanted.samples), _LOGIT_ROWS):
             part = wanted.samples[at : at + _LOGIT_ROWS]
-            logits, seconds = self._logits(hidden, [place for _, place in part])
+            logits, seconds = self._logits(hidden, wanted, [place for _, place in part])
             forward_s += seconds
             tokens = self._sampler(logits, [rows[i] for i, _ in part])
             for (i, _), token in zip(part, tokens, strict=True):
@@ -89,16 +101,18 @@ class TorchRunner:
             targets = row.history[row.start + 1 : row.start + 1 + len(places)]
             pieces: list[TokenLogprobs] = []
             for at in range(0, len(places), _LOGIT_ROWS):
-                logits, seconds = self._logits(hidden, places[at : at + _LOGIT_ROWS])
+                logits, seconds = self._logits(hidden, wanted, places[at : at + _LOGIT_ROWS])
                 forward_s += seconds
                 count = row.sampling.prompt_logprobs or 0
                 pieces += self._sampler.prompt_logprobs(logits, targets[at : at + _LOGIT_ROWS], count)
             found[i] = tuple(pieces)
         return found, forward_s
 
-    def _logits(self, hidden: torch.Tensor, places: Sequence[int]) -> tuple[torch.Tensor, float]:
+    def _logits(
+        self, hidden: torch.Tensor, wanted: _Wanted, places: Sequence[int]
+    ) -> tuple[torch.Tensor, float]:
         entered = time.perf_counter()
-        if len(places) == len(hidden):  # all of them, then, in order
+        if len(places) == len(wanted.tokens):  # all of them, then, in order
             states = hidden
         else:
             states = hidden[places[0] : places[-1] + 1] if _consecutive(places) else hidden[list(places)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -20,18 +20,17 @@ from baton.kernels.logits import LogitEdits
 from baton.kernels.logits import reference as host_logits
 from baton.kernels.moe import ExpertMlp, Routing
 from baton.kernels.rope import QkNorm, Rotation, Slots
-from baton.kernels.sample import SampleParams, Survey
+from baton.kernels.sample import Choice, Survey
 from baton.kernels.sample import cpu as host_sample
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """From logits to tokens: `kernels.sample` and `kernels.logits`. on_host: they take tensors of the CPU."""
+    """From logits to tokens: `kernels.sample` and `kernels.logits`."""
 
-    sample: Callable[[torch.Tensor, SampleParams], torch.Tensor]
+    sample: Callable[[torch.Tensor, Sequence[Choice]], list[int]]
     survey: Callable[[torch.Tensor, int], Survey]
     edit: Callable[[torch.Tensor, LogitEdits], None]
-    on_host: bool
 
 
 def host_sampling() -> Sampling:
@@ -39,13 +38,14 @@ def host_sampling() -> Sampling:
     if native.available():
         from baton.kernels.sample import native as sample
 
-        return Sampling(sample.sample, sample.survey, host_logits.apply, on_host=True)
-    return Sampling(host_sample.sample, host_sample.survey, host_logits.apply, on_host=True)
+        return Sampling(sample.sample, sample.survey, host_logits.apply)
+    return Sampling(host_sample.sample, host_sample.survey, host_logits.apply)
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One backend's functions; each has the contract of the package that it comes from."""
+    """One backend's functions; each has the contract of the package that it comes from. sampling: for logits
+    on the backend's device; None: they had better be brought to the host."""
 
     name: str
     prepare: Prepare
@@ -56,7 +56,7 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     route: Callable[[torch.Tensor, int, bool], Routing]
     experts: Callable[[torch.Tensor, Routing, Sequence[ExpertMlp]], torch.Tensor]
-    sampling: Sampling = field(default_factory=host_sampling)
+    sampling: Sampling | None = None
 
 
 def choose(device: torch.device, wanted: str = "auto") -> Ops:
@@ -142,9 +142,11 @@ def _native() -> Ops:
 def _triton() -> Ops:
     from baton.kernels.attention import triton as paged
     from baton.kernels.linear import triton as linear
+    from baton.kernels.logits import triton as logits
     from baton.kernels.moe import triton as moe
     from baton.kernels.rms_norm import triton as rms_norm
     from baton.kernels.rope import triton as rope
+    from baton.kernels.sample import triton as sample
     from baton.kernels.silu_mul import triton as silu_mul
 
     return Ops(
@@ -157,4 +159,5 @@ def _triton() -> Ops:
         silu_mul=silu_mul.silu_mul,
         route=moe.route,
         experts=moe.experts,
+        sampling=Sampling(sample.sample, sample.survey, logits.apply),
     )

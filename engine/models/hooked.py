@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from baton.engine.kv_pool import KvPool
-from baton.engine.models.base import Ids
+from baton.engine.models.base import Ids, as_tensor
 from baton.kernels.attention import AttentionParams, AttentionPlan, attention, write_kv
 
 NAME = "baton_paged"
@@ -130,7 +130,7 @@ class HookedModel:
     @torch.inference_mode()
     def forward(self, token_ids: Ids, plan: AttentionPlan, pool: KvPool, wanted: Ids) -> torch.Tensor:
         with entered(Step(plan, pool)):
-            return self._hidden(torch.from_numpy(token_ids), plan.positions)[torch.from_numpy(wanted)]
+            return self._hidden(as_tensor(token_ids), plan.positions)[as_tensor(wanted)]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

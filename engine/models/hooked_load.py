@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
 from baton.core.errors import InvalidArgument
 from baton.engine.kv_pool import KvPool, KvShape
+from baton.engine.models.base import as_tensor
 from baton.engine.models.hooked import NAME, HookedModel, LayerFacts, Unsupported
 from baton.kernels.attention import RowSpan, make_plan
 
@@ -106,7 +107,7 @@ def _max_positions(config: Any, rope: dict[str, Any]) -> int:
 
 def _try(model: HookedModel, facts: HookedFacts, dtype: torch.dtype) -> None:
     """A few tokens in two chunks and a single step over the pool must give the dense model's distribution."""
-    tokens = torch.arange(3, 3 + _TRIED_TOKENS) % facts.vocab_size
+    tokens = array("q", [token % facts.vocab_size for token in range(3, 3 + _TRIED_TOKENS)])
     blocks = -(-_TRIED_TOKENS // _TRIED_BLOCK)
     pool = KvPool(KvShape(blocks + 1, facts.layers, _TRIED_BLOCK, facts.kv_heads, facts.head_dim, dtype))
     table = list(range(1, blocks + 1))
@@ -114,9 +115,9 @@ def _try(model: HookedModel, facts: HookedFacts, dtype: torch.dtype) -> None:
     edges = (0, _TRIED_FIRST, _TRIED_TOKENS - 1, _TRIED_TOKENS)
     for start, end in pairwise(edges):
         plan = make_plan([RowSpan(start, end - start, table)], _TRIED_BLOCK, dtype)
-        hidden = model.forward(tokens[start:end].numpy(), plan, pool, np.array([end - start - 1]))
+        hidden = model.forward(tokens[start:end], plan, pool, array("q", [end - start - 1]))
     paged = model.logits(hidden)[0].log_softmax(-1)
-    difference = float((paged - _dense(model.model, tokens)).abs().max())
+    difference = float((paged - _dense(model.model, as_tensor(tokens))).abs().max())
     if not difference <= _TOLERANCE[dtype]:
         raise Unsupported(f"its log-probabilities differ by {difference:.3g} from dense attention's")
 

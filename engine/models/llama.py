@@ -7,7 +7,7 @@ import torch
 
 from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
-from baton.engine.models.base import Ids
+from baton.engine.models.base import Ids, as_tensor
 from baton.engine.models.decoder import Decoder, Mlp, Moe
 from baton.engine.rotations import Rotations
 from baton.kernels.attention import AttentionParams, AttentionPlan
@@ -32,7 +32,7 @@ class LlamaModel:
     @torch.inference_mode()
     def forward(self, token_ids: Ids, plan: AttentionPlan, pool: KvPool, wanted: Ids) -> torch.Tensor:
         ops, config = self._ops, self.config
-        ids, places = (torch.from_numpy(part).to(self._device) for part in (token_ids, wanted))
+        ids, places = (as_tensor(part).to(self._device) for part in (token_ids, wanted))
         hidden = self.decoder.embedding.rows(ids).to(self._dtype)
         rotation = self._rotations(plan.positions)
         slots = Slots(plan.blocks.to(self._device), plan.offsets.to(self._device))

@@ -29,6 +29,7 @@ class RecordedModel:
         self.decoder = decoder
         self._rotations = Rotations(config.rope, torch.float32, torch.device("cpu"))
         self._recording: Recording | None = None
+        self._made: tuple[torch.Tensor | None, int] = None, 0  # by the recording's last run, and its rows
         self._head: HeadRecording | None = None  # over what the recording makes
         self._other_head: HeadRecording | None = None  # over any other states
 
@@ -40,14 +41,17 @@ class RecordedModel:
             rotation = self._rotations.upto(longest(plan))
             recording = Recording(self.config, self.decoder, pool, rotation, capacity)
             self._recording = recording
-        return recording.run(token_ids, plan, wanted)
+        hidden = recording.run(token_ids, plan, wanted)
+        self._made = hidden, len(wanted)
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        rows, recording, head = len(hidden), self._recording, compiled(self.decoder.head)
-        if recording is not None and recording.final.upto(rows) is hidden:
+        recording, head, (made, rows) = self._recording, compiled(self.decoder.head), self._made
+        if recording is not None and made is hidden:
             if self._head is None or not self._head.fits(recording.final, rows):
                 self._head = HeadRecording(head, recording.final, _room(rows, 0, least=1))
             return self._head.run(rows)
+        rows = len(hidden)
         if self._other_head is None or self._other_head.capacity < rows:
             capacity = _room(rows, 0, least=1)
             self._other_head = HeadRecording(head, Rows(torch.empty(capacity, hidden.shape[1])), capacity)

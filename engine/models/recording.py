@@ -48,12 +48,14 @@ class Recording:
         self.capacity = capacity
         self._config = config
         self._table = table
+        self._reach = len(table.cos)
         self._tokens, self._wanted = Counter(), Counter()
         self._ids, self._positions, blocks, offsets, self._places = (
             torch.zeros(capacity, dtype=torch.int64) for _ in range(5)
         )
-        # The same memory, through which it is filled.
-        self._inputs = [part.numpy() for part in (self._ids, self._positions, blocks, offsets, self._places)]
+        # The same memory, through which plain arrays fill it.
+        inputs = (self._ids, self._positions, blocks, offsets, self._places)
+        self._inputs = [part.numpy().data.cast("B").cast("q") for part in inputs]
         self._rotation = Rotation(*(torch.empty(capacity, 1, config.head_dim) for _ in range(2)))
         self._slots = Slots(blocks, offsets)
         self._plan = NativePlan()
@@ -68,7 +70,7 @@ class Recording:
         self._program = Program(self._calls(decoder))
 
     def fits(self, pool: KvPool, plan: AttentionPlan) -> bool:
-        enough = plan.tokens <= self.capacity and longest(plan) <= len(self._table.cos)
+        enough = plan.tokens <= self.capacity and longest(plan) <= self._reach
         return pool is self.pool and enough
 
     def run(self, token_ids: Ids, plan: AttentionPlan, wanted: Ids) -> torch.Tensor:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from baton.core.batch import SharedPrefix
 from baton.kernels.attention.order import order_rows
 
 _FEW = 256
-Numbers: TypeAlias = "array[int] | np.ndarray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,8 @@ class AttentionPlan:
     order, shared_starts, shared_ends: [rows] see `Order`: which neighbours share blocks.
     packed: array("q") of 7 * rows + len(tables): what the seven arrays by row and `tables` are views of, in
         this order.
-    places: three [tokens], array("q") or numpy: each token's position, and the block and the offset in it
-        where its KV goes; positions, blocks, offsets: the same as torch tensors.
+    places: three array("q") of [tokens]: each token's position, and the block and the offset in it where its
+        KV goes; positions, blocks, offsets: the same as torch tensors.
     derived: what a backend derives from the plan at its first use, kept for the step's other layers.
     """
 
@@ -89,12 +87,13 @@ class AttentionPlan:
         self.tokens = sum(lengths)
         self.places = self._decode_places() if len(starts) == lengths.count(1) else self._places()
 
-    def _places(self) -> tuple[Numbers, Numbers, Numbers]:
+    def _places(self) -> tuple[array[int], array[int], array[int]]:
         positions = np.arange(self.tokens) + np.repeat(self.starts - self.first_tokens, self.lengths)
         tables = np.repeat(self.table_starts, self.lengths)
-        return positions, self.tables[tables + positions // self.block_size], positions % self.block_size
+        blocks, offsets = self.tables[tables + positions // self.block_size], positions % self.block_size
+        return array("q", positions.tobytes()), array("q", blocks.tobytes()), array("q", offsets.tobytes())
 
-    def _decode_places(self) -> tuple[Numbers, Numbers, Numbers]:
+    def _decode_places(self) -> tuple[array[int], array[int], array[int]]:
         """Of rows of one token."""
         rows, size = len(self.spans), self.block_size
         starts, tables = self.packed[:rows], self.packed[3 * rows : 4 * rows]
@@ -106,7 +105,7 @@ class AttentionPlan:
     @property
     def only_slot(self) -> tuple[int, int] | None:
         """Where the KV of a step's only token goes: block and offset."""
-        return (int(self.places[1][0]), int(self.places[2][0])) if self.tokens == 1 else None
+        return (self.places[1][0], self.places[2][0]) if self.tokens == 1 else None
 
     @cached_property
     def _by_row(self) -> tuple[np.ndarray, ...]:

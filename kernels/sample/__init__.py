@@ -1,11 +1,11 @@
 """From logits to tokens, and to log probabilities: the same bits on every backend.
 
-    ids = sample(logits, params)             # [rows] int64; NO_TOKEN: the row has no distribution
+    ids = sample(logits, choices)            # a list; NO_TOKEN: the row has no distribution
     seen = survey(logits, count)             # what log probabilities are made of
 
 logits: [rows, vocab] fp32, vocab < VOCAB_LIMIT, contiguous in a row (whatever lies beyond `vocab` in a wider
-table is cut off by the caller's slice and never read). A row's result depends on that row and its parameters
-alone.
+table is cut off by the caller's slice and never read). choices: one `Choice` per row. A row's result depends
+on that row and its choice alone.
 
 **Weights.** Everything is decided on whole numbers, whose sums do not depend on the order or the number of
 threads that add them up: a token's weight is 2**44 * 2**t, rounded to the nearest integer (ties to even),
@@ -28,6 +28,6 @@ A row that holds NaN, or nothing but -inf, has no distribution.
 from __future__ import annotations
 
 from baton.kernels.sample import cpu, reference
-from baton.kernels.sample.types import NO_TOKEN, VOCAB_LIMIT, SampleParams, Survey, params
+from baton.kernels.sample.types import NO_TOKEN, VOCAB_LIMIT, Choice, Survey
 
-__all__ = ["NO_TOKEN", "VOCAB_LIMIT", "SampleParams", "Survey", "cpu", "params", "reference"]
+__all__ = ["NO_TOKEN", "VOCAB_LIMIT", "Choice", "Survey", "cpu", "reference"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from baton.kernels.sample.types import NO_TOKEN, SampleParams, Survey
+from baton.kernels.sample.types import NO_TOKEN, Choice, Survey
 from baton.kernels.sample.weights import ONE, least, needed, target, weights
 
 _SHORTLIST = 4096  # candidates worth sorting at once
@@ -16,17 +17,16 @@ _BUCKETS = 4096
 _DEPTH = 32.0  # in e-folds at the row's temperature: what lies deeper has no weight
 
 
-def sample(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
+def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int]:
     best = logits.argmax(-1)  # the first of equal maxima; of a NaN if there is one
     high = logits.gather(-1, best[:, None])[:, 0].tolist()
-    chosen = best.tolist()
-    rows = zip(*(column.tolist() for column in params), strict=True)
-    for i, (temperature, top_k, top_p, min_p, noise) in enumerate(rows):
+    chosen: list[int] = best.tolist()
+    for i, (temperature, top_k, top_p, min_p, noise) in enumerate(choices):
         if not high[i] > -math.inf:
             chosen[i] = NO_TOKEN
         elif temperature > 0.0:
             chosen[i] = _Row(logits[i], high[i], temperature, top_k).choose(top_p, min_p, noise)
-    return torch.tensor(chosen, dtype=torch.int64)
+    return chosen
 
 
 def survey(logits: torch.Tensor, count: int) -> Survey:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-from baton.kernels.sample.types import NO_TOKEN, SampleParams, Survey
+from baton.kernels.sample.types import NO_TOKEN, Choice, Survey
 from baton.kernels.sample.weights import least, needed, target, weights
 
 
-def sample(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
-    chosen = [
-        _row(row, *(column.item() for column in columns))
-        for row, *columns in zip(logits, *params, strict=True)
-    ]
-    return torch.tensor(chosen, dtype=torch.int64, device=logits.device)
+def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int]:
+    return [_row(row, *choice) for row, choice in zip(logits, choices, strict=True)]
 
 
 def survey(logits: torch.Tensor, count: int) -> Survey:

@@ -1,29 +1,45 @@
 """On GPUs; the same bits as everywhere, see `triton_kernel`.
 
 A row is one program's work, of some tens of passes over its logits: batches fill a GPU, one row does not, and
-takes longer than the host's kernels. Backends therefore choose on the host unless told otherwise.
+takes longer than the host's kernels. Few rows are therefore chosen from on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 
 from baton.kernels.sample.triton_kernel import sample_kernel
-from baton.kernels.sample.types import SampleParams, Survey
+from baton.kernels.sample.types import Choice, Survey
 from baton.kernels.sample.weights import LARGEST_FACTOR, LOG2_E
 from baton.kernels.triton_support.launch import Launch
 
 _TILE = 1_024
 
 
-def sample(logits: torch.Tensor, params: SampleParams) -> torch.Tensor:
-    """See the package. params: on the logits' device."""
+class SampleParams(NamedTuple):
+    """The columns of choices, each [rows] on the logits' device: fp64, but for top_k, which is int64."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    noise: torch.Tensor
+
+
+def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[int]:
+    """See the package."""
+    if not choices:
+        return []
     ids = logits.new_empty(len(logits), dtype=torch.int64)
-    sample_launch(logits, params, ids).run()
-    return ids
+    exact = torch.tensor(choices, dtype=torch.float64).t().contiguous().to(logits.device)
+    temperature, top_k, top_p, min_p, noise = exact
+    sample_launch(logits, SampleParams(temperature, top_k.long(), top_p, min_p, noise), ids).run()
+    chosen: list[int] = ids.tolist()
+    return chosen
 
 
 def survey(logits: torch.Tensor, count: int) -> Survey:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,15 +8,14 @@ NO_TOKEN = -1
 VOCAB_LIMIT = 1 << 19  # so many weights may overflow their sum
 
 
-class SampleParams(NamedTuple):
-    """Per row; all [rows] and on the logits' device. temperature >= 0, top_p, min_p in [0, 1] and noise in
-    [0, 1) are fp64; top_k >= 0 is int64."""
+class Choice(NamedTuple):
+    """How a row's token is chosen: temperature, top_k >= 0, top_p and min_p in [0, 1], noise in [0, 1)."""
 
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    noise: torch.Tensor
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    noise: float
 
 
 class Survey(NamedTuple):
@@ -31,16 +29,3 @@ class Survey(NamedTuple):
     best: torch.Tensor
     mass: torch.Tensor
     top: torch.Tensor
-
-
-def params(rows: Sequence[tuple[float, int, float, float, float]]) -> SampleParams:
-    """From each row's (temperature, top_k, top_p, min_p, noise), on the CPU."""
-    temperature, top_k, top_p, min_p, noise = zip(*rows, strict=True) if rows else ((),) * 5
-    exact = torch.float64
-    return SampleParams(
-        torch.tensor(temperature, dtype=exact),
-        torch.tensor(top_k, dtype=torch.int64),
-        torch.tensor(top_p, dtype=exact),
-        torch.tensor(min_p, dtype=exact),
-        torch.tensor(noise, dtype=exact),
-    )

@@ -19,8 +19,8 @@ from baton.kernels.moe import native as moe
 from baton.kernels.rms_norm import native as rms_norm
 from baton.kernels.rope import QkNorm, Slots, tables
 from baton.kernels.rope import native as rope
+from baton.kernels.sample import Choice
 from baton.kernels.sample import native as sample
-from baton.kernels.sample import params
 from baton.kernels.silu_mul import native as silu_mul
 
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn)
@@ -69,8 +69,9 @@ def digests() -> dict[str, str]:
     routing = moe.route(noise(6, 5, seed=9), 2, True)
     add("moe", *routing, moe.experts(noise(6, 33, seed=10), routing, mlps))
     logits = noise(6, 5003, seed=11) * 4
-    rows = [(t, k, p, m, 0.1 + t / 9) for t in (0.0, 0.3, 5.0) for k, p, m in ((0, 0.9, 0.0), (40, 1.0, 0.1))]
-    add("sample", sample.sample(logits, params(rows)), *sample.survey(logits, 7))
+    filters = ((0, 0.9, 0.0), (40, 1.0, 0.1))
+    choices = [Choice(t, k, p, m, 0.1 + t / 9) for t in (0.0, 0.3, 5.0) for k, p, m in filters]
+    add("sample", torch.tensor(sample.sample(logits, choices)), *sample.survey(logits, 7))
     return found
 
 

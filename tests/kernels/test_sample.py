@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.kernels import native
-from baton.kernels.sample import NO_TOKEN, cpu, params, reference
+from baton.kernels.sample import NO_TOKEN, Choice, cpu, reference
 from baton.kernels.sample import native as native_sample
 from baton.kernels.sample.weights import BITS, LOG2_E, ONE, weights
 
 NATIVE = pytest.param(
     native_sample, marks=pytest.mark.skipif(not native.available(), reason="no native kernels here")
 )
-PARAMS = st.tuples(
+CHOICES = st.builds(
+    Choice,
     st.sampled_from([0.0, 1e-320, 1e-30, 1e-6, 0.3, 1.0, 1.7, 100.0]),
     st.sampled_from([0, 1, 2, 7, 60, 10_000]),
     st.sampled_from([0.0, 1e-9, 0.3, 0.9, 0.999, 1 - 1e-12, 1.0]),
@@ -53,18 +54,17 @@ def tables(draw: st.DrawFn) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", [cpu, NATIVE])
 @settings(max_examples=120)
-@given(tables(), st.lists(PARAMS, min_size=4, max_size=4), st.integers(0, 9))
+@given(tables(), st.lists(CHOICES, min_size=4, max_size=4), st.integers(0, 9))
 def test_the_choice_is_the_references(
-    backend: object, table: torch.Tensor, rows: list[tuple[float, int, float, float, float]], padding: int
+    backend: object, table: torch.Tensor, choices: list[Choice], padding: int
 ) -> None:
-    chosen = params(rows)
-    want = reference.sample(table, chosen)
+    want = reference.sample(table, choices)
     padded = torch.cat((table, torch.full((4, padding), torch.nan)), 1)[:, : table.shape[1]]
-    assert torch.equal(backend.sample(padded, chosen), want)
+    assert backend.sample(padded, choices) == want
     by_column = table.t().contiguous().t()
-    assert torch.equal(backend.sample(by_column, chosen), want)
+    assert backend.sample(by_column, choices) == want
     for row in range(4):  # alone as in company
-        assert backend.sample(table[row : row + 1], params(rows[row : row + 1])).item() == want[row]
+        assert backend.sample(table[row : row + 1], choices[row : row + 1]) == want[row : row + 1]
 
 
 @pytest.mark.parametrize("backend", [cpu, NATIVE])
@@ -89,20 +89,20 @@ def test_a_large_vocabulary(backend: object, spread: float) -> None:
     table[:, 17] -= 1000.0
     table[5] = (table[5] * 8).round() / 8
     filters = [(k, p, m) for k in (0, 3000) for p, m in ((0.95, 0.0), (0.5, 0.0), (1.0, 0.01))]
-    rows = [(t, *kept, i / 7 + 0.01) for t in (0.8, 30.0) for i, kept in enumerate(filters)]
-    assert torch.equal(backend.sample(table, params(rows)), reference.sample(table, params(rows)))
+    choices = [Choice(t, *kept, i / 7 + 0.01) for t in (0.8, 30.0) for i, kept in enumerate(filters)]
+    assert backend.sample(table, choices) == reference.sample(table, choices)
 
 
 def test_threads_change_nothing() -> None:
     if not native.available():
         pytest.skip("no native kernels here")
     table = torch.randn(9, 5000, generator=torch.Generator().manual_seed(1)) * 3
-    rows = params([(0.9, 0, 0.9, 0.0, i / 9) for i in range(9)])
-    want = native_sample.sample(table, rows)
+    choices = [Choice(0.9, 0, 0.9, 0.0, i / 9) for i in range(9)]
+    want = native_sample.sample(table, choices)
     before = native.threads()
     native.configure(3)
     try:
-        assert torch.equal(native_sample.sample(table, rows), want)
+        assert native_sample.sample(table, choices) == want
         assert torch.equal(native_sample.survey(table, 4).mass, reference.survey(table, 4).mass)
     finally:
         native.configure(before)
@@ -132,7 +132,7 @@ def test_the_choice_by_hand(backend: object) -> None:
     assert weights(logits[0], 0.0).tolist() == pytest.approx([ONE // 2, ONE, ONE // 4, ONE], abs=2**22)
 
     def chosen(top_k: int, top_p: float, min_p: float, noise: Fraction) -> int:
-        return int(backend.sample(logits, params([(1.0, top_k, top_p, min_p, float(noise))])))
+        return backend.sample(logits, [Choice(1.0, top_k, top_p, min_p, float(noise))])[0]
 
     by_noise = [chosen(0, 1.0, 0.0, Fraction(2 * i + 1, 44)) for i in range(22)]  # all: ids 0 1 2 3
     assert by_noise == [0] * 4 + [1] * 8 + [2] * 2 + [3] * 8
@@ -149,7 +149,7 @@ def test_no_distribution(backend: object) -> None:
     table[1] = -torch.inf
     table[2] = -torch.tensor(torch.nan)
     table[3, 69] = torch.inf
-    rows = params([(t, 0, 1.0, 0.0, 0.99) for t in (0.0, 0.0, 1.0, 1.0, 0.0)])
-    assert backend.sample(table, rows).tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, 69, 0]
-    assert backend.sample(table[:0], params([])).tolist() == []
+    choices = [Choice(t, 0, 1.0, 0.0, 0.99) for t in (0.0, 0.0, 1.0, 1.0, 0.0)]
+    assert backend.sample(table, choices) == [NO_TOKEN, NO_TOKEN, NO_TOKEN, 69, 0]
+    assert backend.sample(table[:0], []) == []
     assert backend.survey(table, 1).mass.tolist() == [0, 0, 0, ONE, 70 * ONE]

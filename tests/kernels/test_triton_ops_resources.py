@@ -21,8 +21,7 @@ from baton.kernels.quantize import Codes, QuantizedWeight, scheme
 from baton.kernels.rms_norm.triton import rms_norm_launch
 from baton.kernels.rope import QkNorm, Rotation, Slots
 from baton.kernels.rope.triton import rotate_launch
-from baton.kernels.sample.triton import sample_launch, survey_launch
-from baton.kernels.sample.types import SampleParams
+from baton.kernels.sample.triton import SampleParams, sample_launch, survey_launch
 from baton.kernels.silu_mul.triton import silu_mul_launch
 from baton.kernels.triton_support.device import Gpu
 from tests.kernels.test_triton_resources import check
