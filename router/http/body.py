@@ -100,7 +100,7 @@ def _told(error: ValidationError, kind: type[BaseModel]) -> BatonError:
             name = str(place[-1])
             near = difflib.get_close_matches(name, kind.model_fields, n=1) if len(place) == 1 else []
             hint = f"; did you mean {near[0]}?" if near else ""
-            return InvalidArgument(f"is not a field known here{hint}", field=name[:256])
+            return InvalidArgument(f"is not a field known here{hint}", field=_param(place))
         case "model_type" if not place:
             return InvalidArgument("the body must be a JSON object")
     return InvalidArgument(message.replace("Input should", "must"), field=_param(place))
