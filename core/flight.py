@@ -35,6 +35,9 @@ class Flight:
     def __contains__(self, key: Key) -> bool:
         return key in self._rows
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def must_be_landed(self) -> None:
         if self._rows:
             raise IllegalTransition("schedule was called before complete")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 
 from baton.core.batch import Row, RowOutput
 from baton.core.errors import BatonError, DeadlineExceeded, InternalError
@@ -111,6 +112,40 @@ class DecodeScheduler:
                 effects.append(self._finish(seq, ending))
             elif output is not None:
                 effects += self._advance(seq, row, output)
+        return effects
+
+    def steady_steps(self, most: int) -> int:
+        """How many steps from the one in flight on, at most `most`, would run the same sequences, a token
+        each, as long as nothing comes from outside and none of them ends. They take free blocks alone."""
+        running, kv = self._residents.running.values(), self._kv
+        if len(self._flight) != len(running) or any(seq.remaining != 1 for seq in running):
+            return 1
+        while most > 1 and len(running) * (most // kv.block_size + 1) > kv.pool.free:
+            need = sum(kv.blocks_for(len(seq.token_ids) + most - 1) - len(seq.blocks) for seq in running)
+            if need <= kv.pool.free:
+                break
+            most //= 2
+        return max(1, most)
+
+    def complete_steps(self, tokens: Mapping[Key, Seq[int]]) -> list[NodeEffect]:
+        """As `complete` and `schedule` in turn, over steady steps: each sequence in flight gets its tokens,
+        as many as there were steps. Only the last of them may end it."""
+        effects: list[NodeEffect] = []
+        kv = self._kv
+        for row, ending in self._flight.land():
+            assert ending is None, "something came from outside"
+            seq, new = self._residents.running[row.seq], tokens[row.seq]
+            need = kv.blocks_for(len(seq.token_ids) + len(new) - 1) - len(seq.blocks)
+            if need > 0:
+                seq.blocks.extend(kv.allocate(need))
+            index = seq.output_len
+            seq.token_ids += new
+            seq.computed += len(new)
+            seq.publish(kv, self._revision)
+            effects.append(TokensOut(seq.key, index, tuple(new)))
+            finish = finish_of(seq, new[-1], self._limits.max_model_len)
+            if finish is not None:
+                effects.append(self._finish(seq, Ending(finish)))
         return effects
 
     # ---- what it says of itself --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ decode scheduler  ◀──Admit── hand-off sink ◀── Reserve / Commit 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.core.batch import Row, SharedPrefix, StepOutput
@@ -227,6 +227,22 @@ class NodeCore:
         self._rows = ()
         self._emit(now, self.decode.complete(now, decode))
         self._emit(now, self.prefill.complete(now, prefill))
+
+    def steady_steps(self, most: int) -> int:
+        """How many steps from the one just scheduled on, at most `most`, would run the same rows, a token
+        each, as long as no command comes and no sequence ends: a driver may take them together."""
+        return 1 if self.prefill.busy else self.decode.steady_steps(most)
+
+    def complete_steps(self, tokens: Mapping[Key, Sequence[int]], seconds: Sequence[float]) -> None:
+        """Steady steps, one for each of `seconds`, ran: every row gets as many tokens. Only the last may end
+        one."""
+        rows, context = len(self._rows), sum(row.context for row in self._rows)
+        self._changed = True
+        self._steps += len(seconds)
+        self._samples.add_steady(rows, context, seconds)
+        self._pace.observe_steady(rows, context, seconds)
+        self._rows = ()
+        self._outs += self.decode.complete_steps(tokens)
 
     # ---- out ---------------------------------------------------------------------------------------------
 

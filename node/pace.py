@@ -25,13 +25,23 @@ class Pace:
         """A step that ran. Mixed ones say nothing about either kind."""
         if 0 < decode_rows < len(rows) or not rows:
             return
-        self._steps += 1
-        if self._steps > THIN_AFTER and self._steps % THIN_OUT:
+        if not self._counts():
             return
         if decode_rows:
             self._cost.observe_decode_step(decode_rows, sum(row.context for row in rows), seconds)
         else:
             self._cost.observe_prefill(*as_one_chunk(rows), seconds)
+
+    def observe_steady(self, rows: int, context: int, seconds: Sequence[float]) -> None:
+        """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
+        for number, each_s in enumerate(seconds):
+            if self._counts():
+                self._cost.observe_decode_step(rows, context + number * rows, each_s)
+
+    def _counts(self) -> bool:
+        """Whether one more step is worth a look."""
+        self._steps += 1
+        return self._steps <= THIN_AFTER or self._steps % THIN_OUT == 0
 
     @property
     def token_s(self) -> float:

@@ -26,6 +26,11 @@ class StepSamples:
         elif decode_rows == 0:
             self._prefill.append((*as_one_chunk(rows), seconds))
 
+    def add_steady(self, rows: int, context: int, seconds: Sequence[float]) -> None:
+        """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
+        for number in range(max(0, len(seconds) - KEEP), len(seconds)):
+            self._decode.append((rows, context + number * rows, seconds[number]))
+
     def take(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
         prefill, decode = tuple(self._prefill), tuple(self._decode)
         self._prefill.clear()

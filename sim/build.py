@@ -49,7 +49,9 @@ def node_core(spec: NodeSpec, cluster: ClusterSpec, role: Role) -> NodeCore:
     )
     sink = HandoffSink(kv, sink_limits, revision)
     budget = max(profile.max_batch_tokens, profile.max_running + MIN_PREFILL_TOKENS)
-    return NodeCore(kv, prefill, decode, sink, role, CoreLimits(budget, profile.max_running))
+    return NodeCore(
+        kv, prefill, decode, sink, role, CoreLimits(budget, profile.max_running, by_latency=not cluster.fcfs)
+    )
 
 
 def _prefill_limits(spec: NodeSpec, cluster: ClusterSpec, role: Role) -> PrefillLimits:

@@ -1,63 +1,89 @@
-"""The engine thread of a simulated node: the turns of `node.engine_thread`, with modelled steps."""
+"""The engine thread of a simulated node: the turns of `node.engine_thread`, with modelled steps.
+
+Steps whose batch stays the same are taken in one leap, to the end of a sequence or the next deadline. What
+comes meanwhile ends the leap with the step that is under way: there it is read, as it would be step by step.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 
 from baton.core.batch import Row, RowOutput, StepOutput
-from baton.core.node_effects import Key
 from baton.node.commands import Command
 from baton.node.core import NodeCore, Out
 from baton.sim.clock import Entry
 from baton.sim.cost import StepWork
 from baton.sim.hub import Hub
-from baton.sim.sampling import token
+from baton.sim.sampling import run, token
 from baton.sim.spec import NodeSpec
 
+MAX_LEAP = 512
 MIN_NOISE = 0.2
 
 
 class Engine:
-    """busy_s: seconds of steps so far. pace: factor on every step's time from now on."""
+    """busy_s: seconds of steps so far. emit: gets each turn's effects."""
 
     def __init__(
         self, hub: Hub, core: NodeCore, spec: NodeSpec, dice: Random, emit: Callable[[Sequence[Out]], None]
     ) -> None:
         self.core = core
-        self.pace = spec.pace
         self.busy_s = 0.0
+        self._pace = spec.pace
         self._hub = hub
         self._clock = hub.clock
-        self._profile = spec.profile
         self._node_id = spec.node_id
+        self._cost = spec.profile.cost
+        self._sigma = spec.profile.noise
         self._dice = dice
+        self._drawn: deque[float] = deque()  # noise of steps that a leap did not come to
         self._emit = emit
         self._mail: list[Command] = []
-        self._timer: Entry | None = None  # the next turn, while nothing runs
+        self._timer: Entry | None = None  # the next turn, or the end of what is under way
         self._timer_s = 0.0
-        self._running: tuple[Row, ...] = ()
+        self._rows: tuple[Row, ...] = ()
+        self._ends: list[float] = []  # of the steps under way
+        self._seconds: list[float] = []
+        self._noise: list[float] = []
         self._stopped = False
 
     @property
     def running(self) -> bool:
         """A step is under way."""
-        return bool(self._running)
+        return bool(self._ends)
 
     def post(self, command: Command) -> None:
         """It is read at the next turn, which is now if no step is under way."""
         self._mail.append(command)
-        if not self._running:
+        if self._ends:
+            self._cut()
+        else:
             self._wake(self._clock.now)
+
+    def set_pace(self, pace: float) -> None:
+        """Steps take so many times as long as the profile says, from the next one on."""
+        self._cut()
+        self._pace = pace
 
     def settle(self) -> None:
         """Have the core show what has come of the steps that are over."""
-
-    def forget(self, key: Key) -> None:
-        """The router does not want to hear of that request any more."""
+        over = bisect_right(self._ends, self._clock.now)
+        if not 0 < over < len(self._ends):
+            return
+        keys = [row.seq for row in self._rows]
+        self._complete(over)
+        self._rows = self.core.schedule(self._clock.now)
+        self.core.take_dirty()
+        assert [row.seq for row in self._rows] == keys, "a steady batch changed"
+        del self._ends[:over], self._seconds[:over], self._noise[:over]
+        self._flush()
 
     def stop(self) -> None:
         """The process is dead: nothing more happens here."""
+        self.settle()
         self._stopped = True
         self._clock.cancel(self._timer)
 
@@ -66,9 +92,12 @@ class Engine:
     def _wake(self, when: float) -> None:
         if self._stopped or (self._timer is not None and self._timer_s <= when):
             return
+        self._set_timer(when, self._turn)
+
+    def _set_timer(self, when: float, action: Callable[[], None]) -> None:
         self._clock.cancel(self._timer)
         self._timer_s = when
-        self._timer = self._clock.at(when, self._turn)
+        self._timer = self._clock.at(when, action)
 
     def _turn(self) -> None:
         self._clock.cancel(self._timer)
@@ -79,50 +108,88 @@ class Engine:
         for command in mail:
             core.handle(now, command)
         core.tick(now)
-        rows = core.schedule(now)
+        self._rows = rows = core.schedule(now)
         core.take_dirty()
         if rows:
             self._depart(rows)
         self._flush()
-        if not rows:
-            if self._mail:
-                self._wake(now)
-            elif (wakeup := core.next_wakeup()) is not None:
-                self._wake(wakeup)
+        if not rows and (wakeup := core.next_wakeup()) is not None:
+            self._wake(wakeup)
 
     def _depart(self, rows: tuple[Row, ...]) -> None:
-        self._running = rows
-        seconds = self._step_s(rows)
-        self._clock.at(self._clock.now + seconds, self._land, seconds)
+        work = work_of(rows, self.core.decode_rows)
+        steps = self._steady(rows) if self._hub.leaps and not work.chunks else 1
+        until_s = self.core.next_wakeup() if steps > 1 else None
+        end_s = self._clock.now
+        count, context = work.rows, work.context
+        step_s, pace = self._cost.step_s, self._pace
+        while steps:
+            noise = self._draw()
+            seconds = step_s(work) * pace * noise
+            end_s += seconds
+            self._ends.append(end_s)
+            self._seconds.append(seconds)
+            self._noise.append(noise)
+            steps -= 1
+            if until_s is not None and end_s >= until_s:
+                break
+            if steps:
+                context += count
+                work = StepWork(0, 0.0, 0, count, context)
+        self._set_timer(end_s, self._land)
 
-    def _land(self, seconds: float) -> None:
-        if self._stopped:
-            return
-        rows, self._running = self._running, ()
-        self.busy_s += seconds
-        outputs = tuple([RowOutput(row.seq, self._token(row)) for row in rows])
-        self.core.complete(self._clock.now, StepOutput(outputs, duration_s=seconds))
+    def _steady(self, rows: Sequence[Row]) -> int:
+        """Steps until a sequence ends, or until the batch would change by itself."""
+        lengths = self._hub.lengths
+        left = min([lengths.get(row.seq[0], 0) - len(row.history) + row.prompt_len for row in rows])
+        return self.core.steady_steps(min(left, MAX_LEAP)) if left > 1 else 1
+
+    def _cut(self) -> None:
+        """End the leap with the step under way."""
+        last = bisect_left(self._ends, self._clock.now) + 1
+        if last < len(self._ends):
+            self._drawn.extendleft(reversed(self._noise[last:]))
+            del self._ends[last:], self._seconds[last:], self._noise[last:]
+            self._set_timer(self._ends[-1], self._land)
+
+    def _land(self) -> None:
+        self._complete(len(self._ends))
+        self._ends.clear()
+        self._seconds.clear()
+        self._noise.clear()
+        self._timer = None
         self._flush()
         self._turn()
+
+    def _complete(self, steps: int) -> None:
+        seconds = self._seconds[:steps]
+        lengths = self._hub.lengths
+        self.busy_s += sum(seconds)
+        if steps > 1:
+            self.core.complete_steps({row.seq: _run(row, steps, lengths) for row in self._rows}, seconds)
+            return
+        outputs = tuple([RowOutput(row.seq, _token(row, lengths)) for row in self._rows])
+        self.core.complete(self._clock.now, StepOutput(outputs, duration_s=seconds[0]))
 
     def _flush(self) -> None:
         outs = self.core.drain(report=False)
         if outs:
             self._emit(outs)
 
-    # ---- a step ------------------------------------------------------------------------------------------
+    def _draw(self) -> float:
+        if self._drawn:
+            return self._drawn.popleft()
+        return max(MIN_NOISE, self._dice.gauss(1.0, self._sigma)) if self._sigma else 1.0
 
-    def _token(self, row: Row) -> int | None:
-        if not row.sample:
-            return None
-        return token(len(row.history) - row.prompt_len, self._hub.lengths.get(row.seq[0], 1))
 
-    def _step_s(self, rows: Sequence[Row]) -> float:
-        return self._profile.cost.step_s(work_of(rows, self.core.decode_rows)) * self.pace * self._noise()
+def _token(row: Row, lengths: dict[str, int]) -> int | None:
+    if not row.sample:
+        return None
+    return token(len(row.history) - row.prompt_len, lengths.get(row.seq[0], 1))
 
-    def _noise(self) -> float:
-        sigma = self._profile.noise
-        return max(MIN_NOISE, self._dice.gauss(1.0, sigma)) if sigma else 1.0
+
+def _run(row: Row, steps: int, lengths: dict[str, int]) -> tuple[int, ...]:
+    return run(len(row.history) - row.prompt_len, steps, lengths.get(row.seq[0], 1))
 
 
 def work_of(rows: Sequence[Row], decode_rows: int) -> StepWork:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from baton.core.errors import BatonError, Unavailable
@@ -38,7 +39,11 @@ from baton.sim.spec import NodeSpec
 
 
 class SimNode:
-    """One incarnation. owners: requests whose events go to the router; False: those are not told any more."""
+    """One incarnation. owners: requests whose events go to the router, and whether their first token is out.
+
+    Where steps are taken in leaps, later tokens are told with the end, or when somebody may miss them: when
+    they come means nothing to the router's machine, but for the last.
+    """
 
     def __init__(self, hub: Hub, spec: NodeSpec, life: int, role: Role | None = None) -> None:
         self.hub = hub
@@ -62,7 +67,8 @@ class SimNode:
             port,
         )
         self.importer = Importer(hub, spec.node_id, self.incarnation, self.engine.post)
-        self.owners: set[Key] = set()
+        self.owners: dict[Key, bool] = {}
+        self._held: dict[Key, list[TokensOut]] = {}
         self._events: list[Any] = []
         self._effects: dict[type, Callable[[Any], None]] = {
             Started: self._tell,
@@ -70,7 +76,7 @@ class SimNode:
             Ended: self._ended,
             KvReady: self.exporter.kv_ready,
             Prefilled: self.exporter.prefilled,
-            Admitted: lambda out: self.owners.add(out.key),
+            Admitted: self._admitted,
             KvChange: self._kv_changed,
             Misbehaved: self._misbehaved,
         }
@@ -98,11 +104,11 @@ class SimNode:
         deadline_s = None if request.timeout_s is None else now + request.timeout_s
         if not in_place:
             self.exporter.start(request, target, incarnation)
-        self.owners.add(key)
+        self.owners[key] = False
         self.engine.post(cmd.Add(request, deadline_s, in_place))
 
     def abort(self, key: Key) -> None:
-        self.engine.forget(key)
+        self._held.pop(key, None)
         self.engine.post(cmd.AbortKeys((key,)))
 
     def set_role(self, role: Role) -> None:
@@ -120,7 +126,7 @@ class SimNode:
     def stop(self) -> None:
         """The process dies. What it said before is on its way."""
         self.engine.stop()
-        self._send_events()
+        self.tell_all()
         self.reporter.stop()
         self.exporter.stop()
         self.importer.stop()
@@ -142,13 +148,38 @@ class SimNode:
                 self.node_id, ROUTER, self.hub.inbox.events, self.node_id, self.incarnation, events
             )
 
+    def tell_all(self) -> None:
+        """Whatever tokens have not been told yet."""
+        self.engine.settle()
+        for key in list(self._held):
+            self._tell_held(key)
+        self._send_events()
+
     def _tell(self, out: Started | TokensOut) -> None:
-        if out.key in self.owners:
-            self._events.append(node_event(self.node_id, out))
+        first_is_out = self.owners.get(out.key)
+        if first_is_out is None:
+            return
+        if isinstance(out, TokensOut):
+            if first_is_out and self.hub.leaps:
+                self._held.setdefault(out.key, []).append(out)
+                return
+            self.owners[out.key] = True
+        self._events.append(node_event(self.node_id, out))
+
+    def _tell_held(self, key: Key) -> None:
+        outs = self._held.pop(key, None)
+        if outs:
+            ids = (
+                outs[0].token_ids if len(outs) == 1 else tuple(chain.from_iterable(o.token_ids for o in outs))
+            )
+            self._events.append(node_event(self.node_id, replace(outs[0], token_ids=ids)))
+
+    def _admitted(self, out: Admitted) -> None:
+        self.owners[out.key] = True
 
     def _ended(self, out: Ended) -> None:
-        if out.key in self.owners:
-            self.owners.remove(out.key)
+        if self.owners.pop(out.key, None) is not None:
+            self._tell_held(out.key)
             if not out.silent:
                 self._events.append(node_event(self.node_id, out))
         self.exporter.ended(out.key)
@@ -172,7 +203,7 @@ class SimNode:
 
     def _handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None:
         if key in self.owners:
-            self.owners.remove(key)
+            del self.owners[key]
             self._events.append(HandedOff(*key, self.node_id, prefill_s, transfer_s, payload_bytes))
             self._send_events()
 

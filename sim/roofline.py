@@ -5,8 +5,8 @@
     transfer  bytes / NIC rate
 
 P: parameters that a token meets, n: tokens, L: layers, H x d: query heads x head size. With `tp` devices
-weights, KV and arithmetic are split evenly, and each layer reduces its activations twice, over a ring (Patarasuk
-and Yuan, JPDC 69(2), 2009): 2 (tp - 1) / tp of their bytes per device and direction.
+weights, KV and arithmetic are split evenly, and each layer reduces its activations twice, over a ring
+(Patarasuk and Yuan, JPDC 69(2), 2009): 2 (tp - 1) / tp of their bytes per device and direction.
 
 How much of a peak is attained is an assumption, the same for all devices: it moves times, not comparisons.
 """
