@@ -189,7 +189,9 @@ def _print(asked: Asked, results: Results) -> None:
     if asked.as_json:
         print(to_json(results).decode())
         return
-    for table in tables(results):
+    for number, table in enumerate(tables(results)):
+        if number:
+            answers.print()
         answers.print(table)
     for line in complaints(results.runs):
         notes.print(f"[yellow]{line}[/]" if notes.is_terminal else line)

@@ -20,8 +20,9 @@ Keep = Callable[[Run], None]
 
 
 class Experimenter:
-    """All targets get the same requests at the same times in the same round; no two runs of a target share a
-    prompt."""
+    """In a round, requests of the same lengths come at the same times for all targets. No two runs share a
+    prompt: two targets may be two doors of one deployment, which would know the prompts of the first from its
+    cache."""
 
     def __init__(
         self,
@@ -36,15 +37,14 @@ class Experimenter:
         self._settings = settings
         self._keep = keep
         self._show = show
-        self._number = 0
+        self._turns = 0
 
     async def rates(self, rates: Sequence[float | None]) -> None:
         """Every target at every rate, round by round."""
         for number in range(self._settings.rounds):
             for rate in rates:
-                self._number += 1
                 for target in _rotated(self._targets, number):
-                    await self._run(target, Turn(rate, number, self._number))
+                    await self._run(target, rate, number)
 
     async def find(self, start: float, precision: float) -> list[Found]:
         """The highest rate of every target that keeps the attainment, the targets' searches in turn."""
@@ -69,9 +69,9 @@ class Experimenter:
         beyond hope ends it. One whose generator was late is run once more."""
         records, window_s = [], 0.0
         for number in range(self._settings.rounds):
-            found = await self._hoping(target, rate, number)
+            found = await self._run(target, rate, number, hopeless=True)
             if found.invalid:
-                found = await self._hoping(target, rate, number)
+                found = await self._run(target, rate, number, hopeless=True)
             if found.stopped_s is not None:
                 return None
             records += found.counted
@@ -79,11 +79,9 @@ class Experimenter:
         goodput = summarise(records, window_s).goodput
         return goodput.rate if goodput.attainment >= self._settings.attainment else None
 
-    async def _hoping(self, target: Target, rate: float, number: int) -> Run:
-        self._number += 1
-        return await self._run(target, Turn(rate, number, self._number, hopeless=True))
-
-    async def _run(self, target: Target, turn: Turn) -> Run:
+    async def _run(self, target: Target, rate: float | None, number: int, *, hopeless: bool = False) -> Run:
+        self._turns += 1
+        turn = Turn(rate, number, self._turns, hopeless)
         found = await run(target, self._writers[target.name], self._settings, turn, self._show)
         self._keep(found)
         return found

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from baton.bench.load.generator import Limits, Log, fire
 from baton.bench.load.goodput import beyond_hope
-from baton.bench.load.plan import Plan, Writer, shots
+from baton.bench.load.plan import RUN_STRIDE, Plan, Writer, shots
 from baton.bench.load.record import Record
 from baton.bench.load.results import Run
 from baton.bench.load.spread import spread
@@ -46,9 +46,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What is to run. number: no other run of the experiment has it, but for those of the other targets with
-    the same requests. rate: None for a trace as it is. hopeless: end it once the attainment is out of
-    reach."""
+    """What is to run. number: no other run of the experiment has it. rate: None for a trace as it is.
+    hopeless: end it once the attainment is out of reach."""
 
     rate: float | None
     round: int
@@ -113,5 +112,6 @@ def _invalid(records: list[Record], lags_s: list[float], most_s: float) -> str:
 
 async def _settle(target: Target, write: Writer, pause_s: float, number: int) -> None:
     await asyncio.sleep(pause_s)
-    ping = shots([PING], lambda arrival, _: write(arrival, -1 - number), 0, NO_SLO)
+    last = (number + 1) * RUN_STRIDE - 1  # no request of the run has it
+    ping = shots([PING], lambda arrival, _: write(arrival, last), 0, NO_SLO)
     await fire(target, Plan(ping, 0.0, 1.0), PING_LIMITS)

@@ -8,55 +8,62 @@ from rich.table import Table
 
 from baton.bench.load.results import Found, Pool, Results, Run
 from baton.bench.load.spread import Spread
-from baton.bench.load.summary import Summary
 
 
 def tables(results: Results) -> list[Table]:
-    shown = [pools_table(results.pools)]
+    """Narrow enough for a terminal of 80 columns; the report has more."""
+    shown = [outcome_table(results.pools), latency_table(results.pools)]
     if results.found:
         shown.append(found_table(results.found, results.experiment.attainment))
     return shown
 
 
-def pools_table(pools: Sequence[Pool]) -> Table:
-    shown = Table(title="seconds from the time a request was due: P50 / P90 / P99", title_justify="left")
-    shown.add_column("target")
-    for name in ("rate", "requests", "ok", "rejected", "failed", "TTFT", "TPOT ms", "ITL ms", "E2E"):
-        shown.add_column(name, justify="right")
-    for name in ("tokens/s", "goodput/s", "attained"):
-        shown.add_column(name, justify="right")
+def outcome_table(pools: Sequence[Pool]) -> Table:
+    shown = _table("target", "rate", "sent", "ok", "shed", "failed", "tok/s", "good/s", "attained")
     for pool in pools:
-        shown.add_row(pool.target, f"{pool.rate:.3g}", *_cells(pool.summary))
+        summary, goodput = pool.summary, pool.summary.goodput
+        shown.add_row(
+            pool.target,
+            f"{pool.rate:.3g}",
+            *(f"{n:,}" for n in (summary.requests, summary.ok, summary.rejected, summary.failed)),
+            f"{summary.output_tps:,.1f}",
+            f"{goodput.rate:.3g}",
+            f"{goodput.attainment:.1%}",
+        )
     return shown
 
 
-def _cells(summary: Summary) -> list[str]:
-    goodput = summary.goodput
-    return [
-        f"{summary.requests:,}",
-        f"{summary.ok:,}",
-        f"{summary.rejected:,}",
-        f"{summary.failed:,}",
-        triple(summary.ttft_s),
-        triple(summary.tpot_s, 1e3, 1),
-        triple(summary.itl_s, 1e3, 1),
-        triple(summary.e2e_s),
-        f"{summary.output_tps:,.1f}",
-        f"{goodput.rate:.3g}",
-        f"{goodput.attainment:.1%} ({goodput.low:.0%}-{goodput.high:.0%})",
-    ]
+def latency_table(pools: Sequence[Pool]) -> Table:
+    """P50, P90 and P99 of each."""
+    shown = _table("P50 P90 P99", "rate", "TTFT s", "TPOT ms", "ITL ms")
+    for pool in pools:
+        summary = pool.summary
+        cells = (triple(summary.ttft_s), triple(summary.tpot_s, 1e3), triple(summary.itl_s, 1e3))
+        shown.add_row(pool.target, f"{pool.rate:.3g}", *cells)
+    return shown
 
 
-def triple(spread: Spread, factor: float = 1.0, digits: int = 3) -> str:
-    """P50 / P90 / P99."""
+def triple(spread: Spread, factor: float = 1.0) -> str:
     values = (spread.p50, spread.p90, spread.p99)
-    return " / ".join("-" if value is None else f"{value * factor:.{digits}f}" for value in values)
+    return " ".join(f"{'-' if value is None else three_digits(value * factor):>5}" for value in values)
+
+
+def three_digits(value: float) -> str:
+    """0.123, 1.23, 12.3, 123, 1234."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def _table(*names: str) -> Table:
+    shown = Table(box=None, title_justify="left", pad_edge=False)
+    for number, name in enumerate(names):
+        shown.add_column(name, justify="right" if number else "left", no_wrap=True)
+    return shown
 
 
 def found_table(found: Sequence[Found], attainment: float) -> Table:
-    shown = Table(title=f"highest rate with {attainment:.0%} within the targets", title_justify="left")
-    for name in ("target", "holds at", "fails at", "goodput/s"):
-        shown.add_column(name, justify="left" if name == "target" else "right")
+    shown = _table(f"highest rate, {attainment:.0%} within targets", "holds at", "fails at", "goodput/s")
     for each in found:
         failed = "-" if each.failed_rate is None else f"{each.failed_rate:.3g}"
         shown.add_row(each.target, f"{each.rate:.3g}", failed, f"{each.goodput:.3g}")
