@@ -103,6 +103,7 @@ def test_a_deployment_from_start_to_end(model: Path, tmp_path: Path) -> None:
         assert len(children_of(launcher.pid)) == 3
         check_settings()
         check_answers(said["endpoint"])
+        check_http(said["http"])
         for process in said["processes"]:
             check_probes(process["metrics"])
         check_steering()
@@ -118,6 +119,11 @@ def check_settings() -> None:
     decode = config["decode"]["engine"]
     assert (config["served_name"], config["engine"]["num_blocks"]) == ("tiny", 64)
     assert (decode["prefix_caching"], decode["block_size"]) == (False, 4)
+
+
+def check_http(url: str) -> None:
+    models = json.loads(fetch(url.removeprefix("http://").partition("/")[0], "/v1/models"))
+    assert [model["id"] for model in models["data"]] == ["tiny"]
 
 
 def check_answers(endpoint: str) -> None:

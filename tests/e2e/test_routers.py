@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from baton.runtime.client.aio import AsyncClient
@@ -25,12 +26,22 @@ async def ask(cluster: Cluster) -> tuple[int, ...]:
         return answer.token_ids
 
 
+async def ask_http(url: str) -> str:
+    """Likewise; the name of the router that answered."""
+    async with httpx2.AsyncClient(timeout=20) as client:
+        response = await client.post(url, json={"prompt": PROMPT, "max_tokens": 1})
+        assert response.status_code == 200
+        return str(response.json()["id"].rsplit("-", 2)[0])
+
+
 async def test_two_routers_share_the_port_the_nodes_and_survive_each_other(model: Path) -> None:
     async with running(config(model, router={"processes": 2})) as cluster:
         answers = await asyncio.gather(*(ask(cluster) for _ in range(12)))
         assert len(set(answers)) == 1
         seen = Counter([(await cluster.state()).router_id for _ in range(24)])
         assert len(seen) == 2, f"one router got every connection: {seen}"
+        url = f"http://{cluster.launcher.http_endpoint}/v1/completions"
+        assert len({await ask_http(url) for _ in range(24)}) == 2
         await cluster.idle()
 
         cluster.kill("router-0")
@@ -42,4 +53,5 @@ async def test_two_routers_share_the_port_the_nodes_and_survive_each_other(model
 
         await eventually(restarted, 20)
         assert await ask(cluster) == answers[0]
+        assert len({await ask_http(url) for _ in range(24)}) == 2
         assert alive.exit_code is None

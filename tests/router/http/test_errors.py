@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any
@@ -218,15 +219,22 @@ async def test_a_body_beyond_the_limit_is_refused_with_the_limit() -> None:
 
 
 async def test_shed_requests_say_when_to_come_back() -> None:
-    node = StubNode(config=StubConfig(max_running=0))
-    machine = RouterConfig(max_queued=0, max_retries=0)
+    node = StubNode(config=StubConfig(max_running=1))
+    machine = RouterConfig(decode_slack=0, max_queued=1)
     async with http_router(node, machine=machine) as front:
-        node.refuse = ResourceExhausted("full", retry_after_s=1.25)
+        node.gate.clear()
+        asked = {"prompt": "hi", "max_tokens": 5}
+        running = asyncio.ensure_future(front.post(TEXT, asked))
+        await eventually(lambda: node.running)
+        waiting = asyncio.ensure_future(front.post(TEXT, asked))
+        await eventually(lambda: front.cluster.app.machine.queued)
         with pytest.raises(openai.RateLimitError) as caught:
             await front.openai.completions.create(model="stub", prompt="hi")
-        assert caught.value.code == "rate_limit_exceeded"
+        assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
         assert int(caught.value.response.headers["retry-after"]) >= 1
         assert int(caught.value.response.headers["retry-after-ms"]) > 0
+        node.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(running, waiting)] == [200, 200]
 
 
 async def test_no_nodes_yet_and_draining() -> None:
