@@ -23,6 +23,7 @@ from baton.router.state import State
 
 MIN_RETRY_AFTER_S = 0.05
 MIN_BUSY_S = 1.0  # what nodes are busy with, where it is not the queue, lasts longer than a moment
+HARMLESS = 0.05  # so many others may miss their targets for one in vain
 MOST_HARMFUL = 2  # requests that would do others harm; those behind them would, too
 
 
@@ -36,6 +37,7 @@ def admit(state: State, live: Live, now: float, out: list[Effect]) -> None:
         state.timers.set(("deadline", live.id), live.deadline_s)
     state.live[live.id] = live
     state.enqueue(live, now)
+    state.demand.arrived(live.work_s, live.request.slo.ttft_s, now)
     pump(state, now, out, newcomer=live)
     if live in state.queue:
         error = never_fits(state, live, now)  # the pump may not have come to it
@@ -149,7 +151,10 @@ def _in_vain(state: State, live: Live, choice: Choice) -> bool:
 def _harmful(state: State, live: Live, choice: Choice, now: float) -> bool:
     """Whether sending it now would make more of those already there miss their targets than it is likely to
     meet its own. One with text out, or that has waited long, goes all the same."""
-    return choice.gain < 0.0 and not live.output and now - live.facts.arrived_s <= state.config.late_wait_s
+    config = state.config
+    if choice.gain >= -HARMLESS or live.output or config.order == "fcfs":
+        return False
+    return now - live.facts.arrived_s <= config.late_wait_s
 
 
 def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]) -> None:

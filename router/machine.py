@@ -23,7 +23,8 @@ from typing import Any
 from baton.core.errors import Code, IllegalTransition, Unavailable
 from baton.core.load import LoadReport
 from baton.core.request import FinishReason, Request, Slo
-from baton.router import cluster, dispatch, fate
+from baton.router import cluster, dispatch, fate, roles
+from baton.router.demand import Demand
 from baton.router.events import (
     Arrived,
     Cancelled,
@@ -48,10 +49,11 @@ from baton.router.live import Attempt, Live
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Registry
 from baton.router.pending import Pending
+from baton.router.planner import Planner
 from baton.router.policy import Policy
 from baton.router.policy_latency import POLICIES
 from baton.router.shortlist import pair_serves
-from baton.router.state import REQUEST_TIMERS, State
+from baton.router.state import PLAN_TIMER, REQUEST_TIMERS, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,9 @@ class RouterMachine:
         self.config = config
         chosen = policy if policy is not None else POLICIES[config.policy](config)
         self._state = State(config, chosen, Registry(), Pending(config))
+        if config.planner is not None:
+            self._state.planner = Planner(config.planner)
+            self._state.demand = Demand(config.planner.tau_s)
         self._handlers: dict[type, Callable[[float, Any], list[Effect]]] = {
             Arrived: self._on_arrived,
             Cancelled: self._on_cancelled,
@@ -248,6 +253,7 @@ class RouterMachine:
     def _on_node_joined(self, now: float, event: NodeJoined) -> list[Effect]:
         out: list[Effect] = []
         cluster.join(self._state, event.info, now, out)
+        roles.start(self._state, now)
         return self._pumped(now, out)
 
     def _on_node_reported(self, now: float, event: NodeReported) -> list[Effect]:
@@ -298,6 +304,8 @@ class RouterMachine:
                 live = state.live.get(name)  # an earlier timer of this very tick may have ended it
                 if live is not None:
                     self._request_timer(kind, live, now, out)
+            elif (kind, name) == PLAN_TIMER:
+                roles.plan(state, now, out)
             else:
                 self._node_timer(kind, name, now, slept, out)
         return self._pumped(now, out)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.router.planner import PlannerConfig
+
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
@@ -23,7 +25,7 @@ class RouterConfig:
     aging_s: float = 5.0
     starve_s: float = 2.0  # a request passed over for that long lets nobody pass any more
     lookahead: int = 16  # how many requests that cannot run now others may pass
-    max_node_wait_s: float = 0.5
+    max_node_wait_s: float = 0.05
     max_node_requests: int = 256
     decode_slack: int = 2  # requests a decode node may have beyond its batch, so that slots never idle
     no_node_wait_s: float = 10.0
@@ -34,6 +36,7 @@ class RouterConfig:
     word_wait_s: float = 1.0  # a whole answer waits so long, at most, for the figures of its hand-off
     report_lag_s: float = 0.02  # a report says nothing of what was sent this long before it came
     policy: str = "latency"
+    planner: PlannerConfig | None = None  # None: roles change by operators alone
     quantile: float = 0.7  # predictions are taken so that this share of measurements stays below
     miss_s: float = 10.0  # a target missed is worth so many seconds of others' waiting
     order: str = "slack"  # of the queue: by due date, those in vain last; or "fcfs": by arrival

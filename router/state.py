@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from baton.router.demand import Demand
 from baton.router.live import Attempt, Live
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Node, Registry
 from baton.router.pending import Pending
+from baton.router.planner import Planner, PlannerConfig
 from baton.router.policy import Ask, Policy
 from baton.router.timers import Timers
 
@@ -17,7 +19,8 @@ PRIOR_OUTPUT_TOKENS = 64.0
 DEADLINE_SHARE = 0.9
 """So much of a deadline is waited for a node to come, or for its word; the rest is for telling the client."""
 
-REQUEST_TIMERS = ("deadline", "wait", "again", "word")  # all others are nodes': "lease", "role", "forget"
+REQUEST_TIMERS = ("deadline", "wait", "again", "word")
+PLAN_TIMER = ("plan", "")  # all others are nodes': "lease", "role", "forget"
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +35,8 @@ class State:
     timers: Timers = field(default_factory=Timers)
     live: dict[str, Live] = field(default_factory=dict)
     delayed: dict[str, Live] = field(default_factory=dict)
+    planner: Planner | None = None
+    demand: Demand = field(default_factory=lambda: Demand(PlannerConfig().tau_s))
     departures: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     output_tokens: float = PRIOR_OUTPUT_TOKENS
     stale: int = 0
@@ -103,6 +108,8 @@ class State:
         assert len(places) == len(set(places)), "a request is in two places"
         assert set(places) == set(self.live), "a request is nowhere, or ended and still somewhere"
         for kind, name in self.timers:
+            if (kind, name) == PLAN_TIMER:
+                continue
             known = self.live if kind in REQUEST_TIMERS else {node.id for node in self.registry}
             assert name in known, f"a timer {kind!r} of {name}, which is over"
         self.registry.check()

@@ -19,6 +19,9 @@ class Timers:
     def __len__(self) -> int:
         return len(self._when)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._when
+
     def __iter__(self) -> Iterator[Key]:
         return iter(self._when)
 

@@ -132,14 +132,15 @@ def test_nobody_is_sent_where_more_would_miss_their_target_than_it_gains() -> No
 
 def test_what_harms_others_does_not_wait_for_ever() -> None:
     bench = bench_of(RouterConfig(late_wait_s=1.0), P, D)
-    for i in range(5):
-        bench.arrive(f"r{i}", slo=Slo(tpot_s=0.045))
-        bench.tokens(f"r{i}", "p", 0, 1)
-    bench.report("d", load(Role.DECODE, 3, running=4, context_tokens=40))
-    assert not bench.dispatches("r4")
+    sent = 0
+    while of(Dispatch, bench.arrive(f"r{sent}", slo=Slo(tpot_s=0.045))):
+        sent += 1
+        bench.tokens(f"r{sent - 1}", "p", 0, 1)
+        bench.handed_off(f"r{sent - 1}", "p")
+        bench.report("d", load(Role.DECODE, 2 + sent, running=sent, context_tokens=8 * sent))
     bench.now += 1.5
-    bench.report("d", load(Role.DECODE, 4, running=4, context_tokens=40))
-    assert bench.dispatches("r4")
+    bench.report("d", load(Role.DECODE, 9, running=sent, context_tokens=8 * sent))
+    assert bench.dispatches(f"r{sent}")
 
 
 def queue_of(bench: Bench) -> list[str]:
