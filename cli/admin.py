@@ -130,4 +130,5 @@ def config(endpoint: Endpoint = None) -> None:
     from baton.proto.v1.admin_pb2_grpc import AdminStub
 
     with connected(find_endpoint(endpoint)) as channel:
-        print(AdminStub(channel).GetConfig(pb.GetConfigRequest(), timeout=TIMEOUT_S).json)
+        answer = AdminStub(channel).GetConfig(pb.GetConfigRequest(), timeout=TIMEOUT_S)
+    print(json.dumps(json.loads(answer.json), indent=2))
