@@ -68,13 +68,13 @@ class Board:
 
     def groups(self) -> list[Group]:
         """In no order that matters."""
-        self._settle()
+        self.settle()
         return list(self._groups.values())
 
     @property
     def prefill_speed(self) -> float:
         """Prompt tokens per second of all nodes that may prefill."""
-        self._settle()
+        self.settle()
         return self._speeds
 
     def next_free(self) -> tuple[float, int]:
@@ -83,7 +83,9 @@ class Board:
         firsts = [group.prefills.figure(next(iter(group.prefills))) for group in groups]
         return min(firsts, default=0.0), sum(len(group.prefills) for group in groups)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Put what changed where it belongs. Each step of the machine ends with it, so that looking at the
+        machine from outside changes nothing: not even how sums are rounded, which a replay would see."""
         if not self._touched:
             return
         touched, self._touched = self._touched, {}
@@ -110,7 +112,7 @@ class Board:
 
     def check(self, nodes: Iterator[Node]) -> None:
         """Raise AssertionError unless every node is where its state says."""
-        self._settle()
+        self.settle()
         known = list(nodes)
         assert set(self._group) == set(known), "the board holds other nodes than the registry"
         for group in self._groups.values():

@@ -103,7 +103,9 @@ class RouterMachine:
         Raises, and changes nothing: IllegalTransition for an Arrived whose id is alive, NotFound for an
         operator's event that names no known node, InvalidArgument for a registration that makes no sense.
         """
-        return self._handlers[type(event)](now, event)
+        effects = self._handlers[type(event)](now, event)
+        self._state.registry.board.settle()
+        return effects
 
     # ---- the client's side --------------------------------------------------------------------------------
 
