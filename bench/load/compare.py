@@ -114,7 +114,7 @@ def _groups(results: Results) -> dict[tuple[str, float], list[Record]]:
     """Counted records by target and rate, in order of time."""
     groups: dict[tuple[str, float], list[Record]] = {}
     for run in results.runs:
-        if not run.invalid and run.stopped_s is None:
+        if run.good:
             groups.setdefault((run.target, run.rate), []).extend(_in_time(run))
     return groups
 

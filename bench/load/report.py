@@ -5,15 +5,25 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from baton.bench.load.compare import Comparison, cells
-from baton.bench.load.report_charts import courses, distributions, found_rates, over_rates, spread_cells
+from baton.bench.load.report_charts import (
+    MOST_SERIES,
+    colours_of,
+    courses,
+    distributions,
+    found_rates,
+    over_rates,
+    spread_cells,
+)
 from baton.bench.load.results import Results, Run
 from baton.bench.load.tables import complaints
 from baton.sim.report.page import facts, page, section, table, tiles
 
 HEAD = ("target", "rate", "requests", "ok", "rejected", "failed")
-HEAD_LATENCY = ("TTFT P50 s", "P90", "P99", "TPOT P50 ms", "P90", "P99", "ITL P50 ms", "P90", "P99")
-HEAD_END = ("tokens/s", "goodput/s", "within targets")
-MOST_COURSES = 4
+HEAD_TIMES = ("target", "rate")
+HEAD_END = ("tokens/s", "goodput/s", "within targets", "95 % interval")
+HEAD_LATENCY = ("TTFT P50, s", "P90", "P99", "TPOT P50, ms", "P90", "P99", "ITL P50, ms", "P90", "P99")
+HEAD_LATENCY_END = ("to the end P50, s", "P90", "P99")
+BUSIEST = "Of each target at its highest rate."
 COUNTED = "Latencies count from the time at which a request was due, whenever it was sent."
 
 
@@ -25,9 +35,10 @@ def page_of(results: Results) -> str:
     if curves := over_rates(results):
         parts.append(section("Over the rate", *curves, note=_targets_said(results)))
     if results.pools:
-        parts.append(section("Distributions", *distributions(results), note=COUNTED))
-    for run in _telling(results):
-        parts.append(section(f"The course of {_name(run)}", *courses(run)))
+        parts.append(section("Distributions", *distributions(results), note=BUSIEST))
+    if runs := _telling(results):
+        note = "The first round at each target's highest rate."
+        parts.append(section("The course of a run", *courses(runs, colours_of(results)), note=note))
     parts.append(_generator(results))
     return page(f"Load on {names}", _subtitle(results), [*parts, _asked(results)])
 
@@ -61,26 +72,33 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
 
 
 def _outcome(results: Results) -> str:
-    rows = []
+    rows, times = [], []
     for pool in results.pools:
-        summary = pool.summary
-        goodput = summary.goodput
+        summary, goodput, name = pool.summary, pool.summary.goodput, [pool.target, f"{pool.rate:.3g}"]
         rows.append(
             [
-                pool.target,
-                f"{pool.rate:.3g}",
+                *name,
                 *(f"{n:,}" for n in (summary.requests, summary.ok, summary.rejected, summary.failed)),
+                f"{summary.output_tps:,.1f}",
+                f"{goodput.rate:.3g}",
+                f"{goodput.attainment:.1%}",
+                f"{goodput.low:.0%} to {goodput.high:.0%}",
+            ]
+        )
+        times.append(
+            [
+                *name,
                 *spread_cells(summary.ttft_s, 1.0, 3),
                 *spread_cells(summary.tpot_s, 1e3, 1),
                 *spread_cells(summary.itl_s, 1e3, 1),
-                f"{summary.output_tps:,.1f}",
-                f"{goodput.rate:.3g}",
-                f"{goodput.attainment:.1%} ({goodput.low:.0%}–{goodput.high:.0%})",
+                *spread_cells(summary.e2e_s, 1.0, 2),
             ]
         )
     best = max(range(len(rows)), key=lambda i: results.pools[i].summary.goodput.rate, default=0)
-    shown = table((*HEAD, *HEAD_LATENCY, *HEAD_END), rows, [best] if len(rows) > 1 else [])
-    return section("Outcome", shown, note=_targets_said(results))
+    marked = [best] if len(rows) > 1 else []
+    counts = table((*HEAD, *HEAD_END), rows, marked)
+    latencies = table((*HEAD_TIMES, *HEAD_LATENCY, *HEAD_LATENCY_END), times, marked)
+    return section("Outcome", counts, latencies, note=f"{_targets_said(results)} {COUNTED}")
 
 
 def _generator(results: Results) -> str:
@@ -105,9 +123,9 @@ def _telling(results: Results) -> list[Run]:
     """One run of each target: that of the highest rate that was not ended early."""
     found: dict[str, Run] = {}
     for run in results.runs:
-        if run.stopped_s is None and (run.target not in found or run.rate > found[run.target].rate):
+        if run.good and (run.target not in found or run.rate > found[run.target].rate):
             found[run.target] = run
-    return list(found.values())[:MOST_COURSES]
+    return list(found.values())[:MOST_SERIES]
 
 
 def _asked(results: Results) -> str:

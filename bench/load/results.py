@@ -72,6 +72,11 @@ class Run:
     summary: Summary
 
     @property
+    def good(self) -> bool:
+        """Its figures may be used."""
+        return not self.invalid and self.stopped_s is None
+
+    @property
     def counted(self) -> list[Record]:
         return [record for record in self.records if self.from_s <= record.intended_s < self.until_s]
 
@@ -111,13 +116,17 @@ class Results:
 
 
 def pooled(runs: list[Run]) -> list[Pool]:
-    """By target and rate, in order of both; runs that are invalid or were ended early stay out."""
+    """By target and rate, targets in the order in which they came; runs that are invalid or were ended early
+    stay out."""
     groups: dict[tuple[str, float], list[Run]] = {}
     for run in runs:
-        if not run.invalid and run.stopped_s is None:
+        if run.good:
             groups.setdefault((run.target, run.rate), []).append(run)
     found = []
-    for (target, rate), group in sorted(groups.items()):
+    order = list(dict.fromkeys(run.target for run in runs))
+    for (target, rate), group in sorted(
+        groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+    ):
         records = [record for run in group for record in run.counted]
         window_s = sum(run.until_s - run.from_s for run in group)
         found.append(Pool(target, rate, len(group), summarise(records, window_s)))
