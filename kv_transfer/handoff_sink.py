@@ -165,6 +165,11 @@ class HandoffSink:
             self._safe(one)
         return []
 
+    def awaits_fence(self, link: str, transfer_id: int) -> bool:
+        """Whether `fenced` would free anything."""
+        one = self._all.get((link, transfer_id))
+        return one is not None and one.state is State.QUARANTINED
+
     def link_lost(self, now: float, link: str) -> list[SinkEffect]:
         """The stream broke. What was not committed is over; its fresh blocks are quarantined."""
         self._beats.pop(link, None)

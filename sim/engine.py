@@ -22,6 +22,10 @@ from baton.sim.spec import NodeSpec
 
 MAX_LEAP = 512
 MIN_NOISE = 0.2
+NOISE_TURNS = 4093
+_dice = Random(NOISE_TURNS)
+NORMAL = tuple(_dice.gauss(0.0, 1.0) for _ in range(NOISE_TURNS))
+"""Standard normal deviates, which every node goes through from a place of its own."""
 
 
 class Engine:
@@ -38,7 +42,7 @@ class Engine:
         self._node_id = spec.node_id
         self._cost = spec.profile.cost
         self._sigma = spec.profile.noise
-        self._dice = dice
+        self._turns = dice.randrange(NOISE_TURNS)
         self._drawn: deque[float] = deque()  # noise of steps that a leap did not come to
         self._emit = emit
         self._mail: list[Command] = []
@@ -179,7 +183,10 @@ class Engine:
     def _draw(self) -> float:
         if self._drawn:
             return self._drawn.popleft()
-        return max(MIN_NOISE, self._dice.gauss(1.0, self._sigma)) if self._sigma else 1.0
+        if not self._sigma:
+            return 1.0
+        self._turns = (self._turns + 1) % NOISE_TURNS
+        return max(MIN_NOISE, 1.0 + self._sigma * NORMAL[self._turns])
 
 
 def _token(row: Row, lengths: dict[str, int]) -> int | None:

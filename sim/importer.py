@@ -10,6 +10,7 @@ from typing import Any
 from baton.core.errors import Unavailable
 from baton.core.node_effects import DropLink, Fence, SendCommitted, SendRefusal, SendRevoke, SendTicket
 from baton.kv_transfer.handoff import Ticket
+from baton.kv_transfer.handoff_sink import HandoffSink
 from baton.kv_transfer.writes import Outcome, Write
 from baton.node import commands as cmd
 from baton.sim.exporter import exporter_of
@@ -24,6 +25,7 @@ class Importer:
     hub: Hub
     node_id: str
     incarnation: str
+    sink: HandoffSink
     post: Callable[[cmd.Command], None]
     links: dict[str, InLink] = field(default_factory=dict)
     stopped: bool = False
@@ -111,7 +113,8 @@ class Importer:
                 if link is None or transfer_id not in link.opened or self.hub.network.spec.fenced:
                     if link is not None:
                         link.opened.pop(transfer_id, None)
-                    self.post(cmd.Fenced(name, transfer_id))
+                    if self.sink.awaits_fence(name, transfer_id):
+                        self.post(cmd.Fenced(name, transfer_id))
             case DropLink():
                 if link is not None:
                     self._drop(link)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from baton.core.errors import BatonError, Unavailable
-from baton.core.load import LoadReport, Role
+from baton.core.load import Role
 from baton.core.node_effects import (
     DropLink,
     Ended,
@@ -66,7 +66,7 @@ class SimNode:
             source,
             port,
         )
-        self.importer = Importer(hub, spec.node_id, self.incarnation, self.engine.post)
+        self.importer = Importer(hub, spec.node_id, self.incarnation, self.core.sink, self.engine.post)
         self.owners: dict[Key, bool] = {}
         self._held: dict[Key, list[TokensOut]] = {}
         self._events: list[Any] = []
@@ -208,7 +208,13 @@ class SimNode:
             self._send_events()
 
     def _report(self, samples: tuple[tuple[int, float], ...]) -> None:
-        load: LoadReport = replace(self.core.load(), transfer_samples=samples)
+        load, most = self.core.load(), self.hub.cluster.report_samples
+        load = replace(
+            load,
+            prefill_samples=load.prefill_samples[-most:],
+            decode_samples=load.decode_samples[-most:],
+            transfer_samples=samples[-most:],
+        )
         self.hub.network.send(
             self.node_id, ROUTER, self.hub.inbox.reported, self.node_id, self.incarnation, load
         )

@@ -18,11 +18,11 @@ def llm_d(seed: int) -> Separate:
 
 
 def pick_prefill(ask: Ask, nodes: Sequence[Node]) -> Node:
-    return _fullest_that_fits(nodes, ask.slo.ttft_s, lambda node: ttft_s(ask, node))
+    return _fullest_that_fits(nodes, ask.request.slo.ttft_s, lambda node: ttft_s(ask, node))
 
 
 def pick_decode(ask: Ask, nodes: Sequence[Node]) -> Node:
-    return _fullest_that_fits(nodes, ask.slo.tpot_s, lambda node: tpot_s(ask, node))
+    return _fullest_that_fits(nodes, ask.request.slo.tpot_s, lambda node: tpot_s(ask, node))
 
 
 def ttft_s(ask: Ask, node: Node) -> float:

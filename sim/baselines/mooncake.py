@@ -32,7 +32,7 @@ class Mooncake:
         prefill = least(prefills, lambda node: ttft_s(ask, node))
         decode = least(decodes, lambda node: tpot_s(ask, node))
         if self._rejects:
-            slo = ask.slo
+            slo = ask.request.slo
             wait_s = ttft_s(ask, prefill)
             if slo.ttft_s is not None and wait_s > slo.ttft_s:
                 return refused(f"predicted TTFT {wait_s:.2f} s")
