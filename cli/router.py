@@ -17,9 +17,11 @@ from baton.router.app import RouterApp, RouterSettings
 from baton.router.http.keys import ApiKeys, read_keys
 from baton.router.http.server import HttpOptions
 from baton.router.machine_config import RouterConfig
+from baton.router.planner import PlannerConfig
 from baton.router.text.load import load_tokenizer
 from baton.runtime.addresses import join_address, reachable, split_address
 from baton.runtime.child import Ready, RouterStart, read_start
+from baton.runtime.config import RouterConfig as RouterSection
 from baton.runtime.config import effective_json
 from baton.runtime.grpc_channel import TransportOptions
 from baton.runtime.health import Health, HealthServer
@@ -114,9 +116,7 @@ def settings(start: RouterStart, digest: str = "") -> RouterSettings:
         registry_host=router.registry_host,
         registry_port=start.registry_port,
         transport=TransportOptions(**config.grpc.model_dump()),
-        machine=RouterConfig(
-            lease_s=router.lease_s, max_queued=router.queue_limit, max_retries=router.max_retries
-        ),
+        machine=machine_config(router, start.index),
         default_timeout_s=router.default_timeout_s,
         tokenizer_digest=digest,
         event_log=_event_log(router.event_log, start.index),
@@ -133,6 +133,28 @@ def _http(start: RouterStart) -> HttpOptions | None:
     path = router.http.api_keys_file
     keys = ApiKeys() if path is None else read_keys(path)
     return HttpOptions(router.http.host or router.host, start.http_port, start.share_port, keys)
+
+
+def machine_config(router: RouterSection, index: int) -> RouterConfig:
+    """Of the router process with that number: only the first one plans roles."""
+    planner = router.planner
+    plans = PlannerConfig(
+        every_s=planner.every_s,
+        patience=planner.patience,
+        pause_s=planner.pause_s,
+        horizon_s=planner.horizon_s,
+    )
+    return RouterConfig(
+        lease_s=router.lease_s,
+        max_queued=router.queue_limit,
+        max_retries=router.max_retries,
+        order=router.order,
+        ttft_s=router.slo.ttft_s,
+        tpot_s=router.slo.tpot_s,
+        admission=router.admission.policy,
+        least_chance=router.admission.least_chance,
+        planner=plans if planner.enabled and index == 0 else None,
+    )
 
 
 def _event_log(path: str | None, index: int) -> str:

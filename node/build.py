@@ -29,8 +29,9 @@ from baton.runtime.child import NodeStart
 from baton.runtime.config import EngineConfig as EngineSettings
 
 MIN_PREFILL_TOKENS = 64
-# What one more shared prefix costs in a layer's attention, as bytes read meanwhile. On a CPU, measured: two
-# rows gain from the third block of 24 KiB on.
+# What one more shared prefix costs in a layer's attention, as bytes read meanwhile. Of a CPU it was measured: two
+# rows gain from the third block of 24 KiB on. Of a GPU it is an estimate: the microsecond or so that one more
+# kernel takes to start, at some terabytes per second.
 CPU_LEVEL_BYTES = 64 << 10
 GPU_LEVEL_BYTES = 4 << 20
 
@@ -142,6 +143,7 @@ def _core(
             max_batch_tokens=settings.max_batch_tokens,
             chunk_tokens=settings.chunk_tokens,
             max_waiting=settings.max_waiting,
+            order=start.config.router.order,
             # Where decode shares the pool, waiting exports must leave it room to grow.
             max_exporting_share=0.5 if start.role is Role.BOTH else 1.0,
         ),

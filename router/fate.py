@@ -203,5 +203,5 @@ def _end_record(live: Live, how: str, now: float) -> Record:
         data["predicted_s"] = prediction.ttft_s
         if (tpot_s := facts.tpot_s(len(live.output))) is not None:
             data["tpot_s"] = tpot_s
-            data["predicted_tpot_s"] = prediction.tpot_s
+            data["predicted_tpot_s"] = prediction.mean_tpot_s(len(live.output))
     return Record("end", data)

@@ -20,6 +20,10 @@ from baton.runtime.metrics import RequestFigures, RouterMetrics
 log = structlog.get_logger(__name__)
 
 
+# Leg of the metric, and the fields of a request's last Record that hold what was predicted and what came of it.
+PREDICTED = (("prefill", "predicted_s", "dispatch_to_token_s"), ("tpot", "predicted_tpot_s", "tpot_s"))
+
+
 class Observer:
     """Reads, never decides. event_log: path of a JSONL file, "" for none."""
 
@@ -62,10 +66,11 @@ class Observer:
 
     def _record(self, record: Record) -> None:
         data = record.data
-        if record.kind == "end" and "predicted_s" in data:
-            predicted, measured = data["predicted_s"], data["dispatch_to_token_s"]
-            if isinstance(predicted, float) and isinstance(measured, float):
-                self._metrics.predicted("prefill", predicted, measured)
+        if record.kind == "end":
+            for leg, was, is_ in PREDICTED:
+                predicted, measured = data.get(was), data.get(is_)
+                if isinstance(predicted, float) and isinstance(measured, float):
+                    self._metrics.predicted(leg, predicted, measured)
         level = log.warning if record.kind in ("retry", "shed") else log.debug
         level(record.kind, **data)
 

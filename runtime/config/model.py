@@ -68,6 +68,40 @@ class HttpConfig(Section):
     for. It guards HTTP only: gRPC's clients show none."""
 
 
+class SloConfig(Section):
+    """Latency targets of requests that bring none."""
+
+    ttft_s: Seconds | None = None
+    """From the arrival of a request to its first token; null: no target."""
+    tpot_s: Seconds | None = None
+    """Between tokens, on average over an answer; null: no target."""
+
+
+class AdmissionConfig(Section):
+    """What becomes of requests that are not expected to meet their targets. Without targets: nothing."""
+
+    policy: Literal["defer", "reject"] = "defer"
+    """defer: they run when that costs no other its targets, and after a while in any case; reject: they are
+    refused on arrival, with RESOURCE_EXHAUSTED and a time to come back."""
+    least_chance: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """A request with a smaller chance to meet its targets is refused, where the policy is to."""
+
+
+class PlannerConfig(Section):
+    """Nodes change their roles as the load asks for it."""
+
+    enabled: bool = False
+    """Let the router change roles by itself. With several router processes the first one does."""
+    every_s: Seconds = 5.0
+    """Time between two looks at the load."""
+    patience: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Looks in a row that must find the same change right."""
+    pause_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 30.0
+    """How long nothing changes after a change."""
+    horizon_s: Seconds = 120.0
+    """A change must pay for itself, the drain of the node counted, within that time."""
+
+
 class RouterConfig(Section):
     host: Text = "127.0.0.1"
     """Address that clients connect to; 0.0.0.0 for all interfaces."""
@@ -88,6 +122,12 @@ class RouterConfig(Section):
     """Requests that may wait in the router for a node; more are shed with RESOURCE_EXHAUSTED."""
     max_retries: Annotated[int, Field(ge=0, le=100)] = 3
     """How often a request is tried anew after a node was lost."""
+    order: Literal["slack", "fcfs"] = "slack"
+    """Order of requests that wait, in the router and on nodes. slack: by the time that is left until the
+    first token must be out, those that cannot make it any more last; fcfs: by arrival."""
+    slo: SloConfig = SloConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    planner: PlannerConfig = PlannerConfig()
     lease_s: Seconds = 3.0
     """A node that has not reported for so long is taken for dead."""
     default_timeout_s: Seconds | None = None
