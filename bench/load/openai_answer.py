@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -124,7 +125,7 @@ def retry_after_s(header: str | None) -> float | None:
     """Seconds, or a date (RFC 9110, 10.2.3). None: neither."""
     if header is None:
         return None
-    if header.strip().isdigit():
+    if re.fullmatch(r"\s*[0-9]+\s*", header):
         return float(header)
     try:
         left = parsedate_to_datetime(header) - datetime.now(UTC)

@@ -15,7 +15,7 @@ from baton.sim.workload.arrival import Arrival, prompt_ids
 
 WORD = re.compile(r" [a-z]{2,12}")
 LEAST = 64
-MOST = 20_000
+MOST = 4096
 CHECKED = 512  # words that are tried beside each other
 
 

@@ -1,0 +1,105 @@
+"""`baton bench`: options, output, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from baton.bench.load.results import read, write
+from baton.cli.bench import bench
+from baton.cli.bench_run import Asked
+from tests.bench.records import results, run
+from tests.cli.invoke import Cli
+from tests.cli.test_generate import shell
+from tests.fakes import StubConfig, StubNode, router_with
+
+FAST = "--prompt-tokens 9 --output-tokens 3 --duration 1 --settle 0 --cv 0 --max-lateness 10"
+
+
+def test_every_option_arrives() -> None:
+    assert list(signature(bench).parameters) == [field.name for field in fields(Asked)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "rate: give --rate, --rates or --find-rate"),
+        ("--rate 1 --rates 1,2", "rate: either this or --rates"),
+        ("--rates 1,x", "rates: write 0.5,1,2"),
+        ("--rates 0", "rate: must be a positive number"),
+        ("--find-rate", "find_rate: a search needs targets"),
+        ("--find-rate --rates 1,2 --ttft 1", "rates: either these or --find-rate"),
+        ("--rate 1 --text", "text: words need --tokenizer"),
+        ("--rate 1 --body [1]", "body: is no JSON object"),
+        ("--rate 1 --body {", "body: is not JSON"),
+        ("--rate 1 --header x", "header: write Name: value"),
+        ("--rate 1 --prefixes 3", "prefixes: write 4x128"),
+        ("--rate 1 --prompt-tokens 0", "prompt-tokens: write 256"),
+        ("--rate 1 --target nowhere", "target: 'nowhere': write grpc://host:port"),
+        ("--rate 1 --trace none.jsonl", "none.jsonl:1:"),
+        ("--from none.json", "cannot read none.json"),
+    ],
+)
+async def test_wrong_usage_is_one_line(line: str, message: str) -> None:
+    async with router_with(StubNode()) as cluster:
+        code, out, err = await asyncio.to_thread(shell, f"$BATON bench {line}", cluster.app.address)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+async def test_a_deployment_is_measured_and_written(tmp_path: Path) -> None:
+    async with router_with(StubNode(config=StubConfig(prefill_s=0.02))) as cluster:
+        line = f"$BATON bench --rate 8 {FAST} --ttft 5 -o {tmp_path}/r.json --html {tmp_path}/r.html --check"
+        code, out, err = await asyncio.to_thread(shell, line, cluster.app.address)
+        await cluster.all_idle()
+        assert (code, err) == (0, "")
+        assert "baton" in out
+        code, out, err = await asyncio.to_thread(
+            shell, f"$BATON bench --rate 8 {FAST} --json", cluster.app.address
+        )
+        assert (code, err) == (0, "")
+    assert json.loads(out)["pools"][0]["summary"]["goodput"]["attainment"] == 1.0
+    kept = read(tmp_path / "r.json")
+    assert kept.pools[0].summary.ok == 7
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+
+
+async def test_exit_codes_tell_late_from_missed() -> None:
+    async with router_with(StubNode(config=StubConfig(prefill_s=0.2))) as cluster:
+        missed = f"$BATON bench --rate 4 {FAST} --ttft 0.01"
+        assert (await asyncio.to_thread(shell, missed, cluster.app.address))[0] == 0
+        assert (await asyncio.to_thread(shell, f"{missed} --check", cluster.app.address))[0] == 4
+        late = f"$BATON bench --rate 4 {FAST} --max-lateness 0"
+        code, _, err = await asyncio.to_thread(shell, late, cluster.app.address)
+        assert code == 3
+        assert "does not count: the generator" in err
+
+
+def test_nobody_there_is_a_failure(cli: Cli) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        done = cli("bench", "--target", f"http://127.0.0.1:{unused.getsockname()[1]}", "--rate", "1")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "nothing answers at" in done.err
+
+
+def test_files_are_compared_and_shown_again(cli: Cli, tmp_path: Path) -> None:
+    for name, slow in (("old", 1.0), ("new", 2.0)):
+        write(results(run(slow=slow)), tmp_path / f"{name}.json")
+    files = (str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+    done = cli("bench", "--compare", *files, "--html", str(tmp_path / "c.html"))
+    assert done.code == 0
+    assert "b is worse" in done.out
+    assert "new: a against old: a" in done.out
+    assert json.loads(cli("bench", "--compare", *files, "--json").out)["pairs"]
+    assert "good/s" in cli("bench", "--from", files[0]).out
+    assert cli("bench", "--from", files[1], "--check").code == 4
+    assert json.loads(cli("bench", "--schema").out)["title"] == "Results"
