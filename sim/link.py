@@ -56,4 +56,4 @@ class InLink:
     """The reader's end: the stream that is in use now, and how far each open transfer's KV has come."""
 
     stream: Stream
-    opened: dict[int, int] = field(default_factory=dict)  # transfer id -> tokens applied, from the front
+    opened: dict[int, int] = field(default_factory=dict)  # transfer id -> how many tokens are there
