@@ -1,26 +1,25 @@
-"""How an answer goes out: as one JSON object, or as server-sent events while it is made."""
+"""What goes out for a call: the choices of all its prompts, and the answer that is one JSON object."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.types import Send
 
 from baton.core.errors import BatonError
 from baton.proto.v1 import inference_pb2 as pb
-from baton.router.http.errors import error_object, json_response, to_json
+from baton.router.http.jsons import large_to_json, to_json
 from baton.router.http.parts import Part, Parts, joined
 from baton.router.http.requests import Asked
 from baton.router.http.shapes import ChoiceShape, Envelope
 from baton.router.http.usage import Usage
 
-DONE = b"data: [DONE]\n\n"
-SSE_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # nginx would collect events otherwise
-}
+LARGE = 512  # characters, ids and logprobs together: what takes less is no trouble to others
+
+OffLoop = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 
 class Answer(Protocol):
@@ -34,109 +33,66 @@ class Answer(Protocol):
         """False: nothing went out yet, so that the error can have a status of its own."""
 
 
-class Choices:
-    """All choices of a call, by their index: prompt by prompt."""
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Choices by index, prompt by prompt. off_loop: runs what is large elsewhere, see Calls. prompt_size:
+    tokens of all prompts, where those are told."""
 
-    def __init__(self, asked: Asked, shapes: Sequence[ChoiceShape], parts: Sequence[Parts]) -> None:
-        self.asked = asked
-        self.shapes = shapes
-        self._parts = parts
+    asked: Asked
+    envelope: Envelope
+    shapes: Sequence[ChoiceShape]
+    parts: Sequence[Parts]
+    off_loop: OffLoop
+    prompt_size: int
 
-    def index(self, prompt: int, message: pb.GenerateResponse) -> int:
-        return prompt * self.asked.choices_each + message.index
+    def read(self, prompt: int, message: pb.GenerateResponse) -> tuple[int, Part]:
+        """Which choice a message is of, and what it says."""
+        index = prompt * self.asked.choices_each + message.index
+        return index, self.parts[index].of(message)
 
-    def part(self, index: int, message: pb.GenerateResponse) -> Part:
-        return self._parts[index].of(message)
+    async def json(self, size: int, content: Callable[[], dict[str, Any]]) -> bytes:
+        """size: of the parts in it."""
+        if size <= LARGE:
+            return to_json(content())
+        return await self.off_loop(size, lambda: large_to_json(content()))
 
 
 class WholeAnswer:
     """Nothing goes out before all of it is there."""
 
-    def __init__(self, envelope: Envelope, kind: str, choices: Choices, send: Send) -> None:
-        self._envelope = envelope
-        self._kind = kind
-        self._choices = choices
+    def __init__(self, sheet: Sheet, send: Send) -> None:
+        self._sheet = sheet
         self._send = send
-        self._usage = Usage(drop_output=choices.asked.drop_output)
-        self._parts: list[list[Part]] = [[] for _ in choices.shapes]
+        self._size = sheet.prompt_size
+        self._usage = Usage(drop_output=sheet.asked.drop_output)
+        self._parts: list[list[Part]] = [[] for _ in sheet.shapes]
 
     async def write(self, prompt: int, message: pb.GenerateResponse) -> None:
-        index = self._choices.index(prompt, message)
-        self._parts[index].append(self._choices.part(index, message))
+        index, part = self._sheet.read(prompt, message)
+        self._parts[index].append(part)
         self._usage.take(message)
+        self._size += part.size
+        await breathe(part)
 
     async def finish(self) -> None:
-        shapes = self._choices.shapes
-        choices = [shape.whole(joined(parts)) for shape, parts in zip(shapes, self._parts, strict=True)]
-        more: dict[str, Any] = {"usage": self._usage.as_json()}
-        if self._choices.asked.timings:
-            more["timings"] = self._usage.timings()
-        response = json_response(self._envelope.around(self._kind, choices, **more))
-        await self._send({"type": "http.response.start", "status": 200, "headers": response.raw_headers})
-        await self._send({"type": "http.response.body", "body": response.body})
+        body = await self._sheet.json(self._size, self._content)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: BatonError) -> bool:
         return False
 
-
-class EventStream:
-    """The status goes out with the first event: until then a failure can have its own.
-
-    `send` waits while the client does not read; what nodes make meanwhile joins the next event, so a slow
-    client costs no more than its answer's tokens.
-    """
-
-    def __init__(self, envelope: Envelope, kind: str, choices: Choices, send: Send) -> None:
-        self._envelope = envelope
-        self._kind = kind
-        self._choices = choices
-        self._send = send
-        self._usage = Usage(drop_output=choices.asked.drop_output)
-        self._started = False
-        self._spoken: set[int] = set()
-
-    async def write(self, prompt: int, message: pb.GenerateResponse) -> None:
-        index = self._choices.index(prompt, message)
-        part = self._choices.part(index, message)
-        self._usage.take(message)
-        if not self._says_something(index, part):
-            return
-        self._spoken.add(index)
-        asked = self._choices.asked
-        more: dict[str, Any] = {"usage": None} if asked.include_usage else {}
-        if asked.timings and not asked.include_usage and message.HasField("usage"):
+    def _content(self) -> dict[str, Any]:
+        sheet = self._sheet
+        choices = [shape.whole(joined(parts)) for shape, parts in zip(sheet.shapes, self._parts, strict=True)]
+        more: dict[str, Any] = {"usage": self._usage.as_json()}
+        if sheet.asked.timings:
             more["timings"] = self._usage.timings()
-        chunk = self._choices.shapes[index].chunk(part)
-        await self._event(self._envelope.around(self._kind, [chunk], **more))
+        return sheet.envelope.around(choices, **more)
 
-    async def finish(self) -> None:
-        asked = self._choices.asked
-        if asked.include_usage:
-            more: dict[str, Any] = {"usage": self._usage.as_json()}
-            if asked.timings:
-                more["timings"] = self._usage.timings()
-            await self._event(self._envelope.around(self._kind, [], **more))
-        await self._data(DONE, last=True)
 
-    async def fail(self, error: BatonError) -> bool:
-        """An event with the error, and no [DONE]: what came so far is not the whole answer."""
-        if self._started:
-            data = to_json(error_object(error, self._choices.asked.names))
-            await self._data(b"data: %s\n\n" % data, last=True)
-        return self._started
-
-    def _says_something(self, index: int, part: Part) -> bool:
-        """A token may make no text yet: half a character, or what may become a stop string."""
-        if part.text or part.finish is not None or part.logprobs or part.prompt_logprobs:
-            return True
-        return index not in self._spoken or (self._choices.asked.token_ids and bool(part.token_ids))
-
-    async def _event(self, content: Mapping[str, Any]) -> None:
-        await self._data(b"data: %s\n\n" % to_json(content), last=False)
-
-    async def _data(self, data: bytes, *, last: bool) -> None:
-        if not self._started:
-            self._started = True
-            headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+async def breathe(part: Part) -> None:
+    """Let others have the loop between large parts: sending does not, while buffers have room."""
+    if part.size > LARGE:
+        await asyncio.sleep(0)

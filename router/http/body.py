@@ -91,7 +91,9 @@ def _told(error: ValidationError, kind: type[BaseModel]) -> BatonError:
     """The first field's mistake: clients show one. Of the kinds that a field may have, the one that fits best
     has the place furthest inside."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max((e for e in found if e["loc"][:1] == found[0]["loc"][:1]), key=lambda e: len(_param(e["loc"])))
+    first = max(
+        (e for e in found if e["loc"][:1] == found[0]["loc"][:1]), key=lambda e: len(_param(e["loc"]))
+    )
     place, message = first["loc"], first["msg"]
     match first["type"]:
         case "json_invalid":

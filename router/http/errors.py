@@ -5,7 +5,6 @@ Codes are the canonical ones in lower case, but where OpenAI's clients look for 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from baton.core.errors import BatonError, Code, InternalError, NotFound
+from baton.router.http.jsons import to_json
 
 STATUSES: Mapping[Code, int] = {
     Code.INVALID_ARGUMENT: 400,
@@ -70,13 +70,6 @@ def error_response(error: BatonError | HttpError, names: Mapping[str, str] | Non
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(to_json(content), status, headers, "application/json")
-
-
-def to_json(content: Any) -> bytes:
-    """Compact; a number that JSON does not know raises ValueError rather than going out."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
-        "utf-8", "replace"
-    )
 
 
 def internal() -> BatonError:

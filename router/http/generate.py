@@ -14,10 +14,11 @@ from starlette.types import Receive, Scope, Send
 from baton.core.errors import BatonError
 from baton.router.calls import Calls
 from baton.router.http import headers
-from baton.router.http.answers import Answer, Choices, EventStream, WholeAnswer
+from baton.router.http.answers import Answer, Sheet, WholeAnswer
 from baton.router.http.body import parse, read_body
 from baton.router.http.connection import while_connected
 from baton.router.http.errors import error_response
+from baton.router.http.events import EventStream
 from baton.router.http.fields import GenerateBody
 from baton.router.http.models import fingerprint
 from baton.router.http.parts import Parts
@@ -91,11 +92,11 @@ class Generate(Generic[BodyT]):
         model = self._calls.served
         envelope = Envelope(
             id=f"{self._choice.prefix}-{streams[0].job.requests[0].id}",
+            kind=self._choice.chunk_kind if asked.stream else self._choice.whole_kind,
             created=int(time.time()),
             model=self._calls.options.served,
             fingerprint=None if model is None else fingerprint(model),
         )
-        choices = Choices(asked, shapes, parts)
-        if asked.stream:
-            return EventStream(envelope, self._choice.chunk_kind, choices, send)
-        return WholeAnswer(envelope, self._choice.whole_kind, choices, send)
+        told = sum(len(stream.job.requests[0].prompt_ids) for stream in streams) if asked.token_ids else 0
+        sheet = Sheet(asked, envelope, shapes, parts, self._calls.off_loop, told)
+        return EventStream(sheet, send) if asked.stream else WholeAnswer(sheet, send)

@@ -24,6 +24,14 @@ class Part:
     finish: FinishReason | None = None
     stop: str | int | None = None
 
+    @property
+    def size(self) -> int:
+        """How much work it makes, roughly."""
+        entries = (*self.logprobs[:1], *self.prompt_logprobs[:1])
+        each = 1 + max((len(entry.top) for entry in entries), default=0)
+        logprobs = (len(self.logprobs) + len(self.prompt_logprobs)) * each
+        return len(self.text) // 8 + len(self.token_ids) + logprobs
+
 
 class Parts:
     """Of one choice. stop_ids: those that the client named. drop_output_after: of the text, so many

@@ -33,14 +33,15 @@ class Envelope:
     """What every object of an answer begins with."""
 
     id: str
+    kind: str
     created: int
     model: str
     fingerprint: str | None
 
-    def around(self, kind: str, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def around(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
             "id": self.id,
-            "object": kind,
+            "object": self.kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,

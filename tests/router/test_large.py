@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import http.client
 import json
 import sys
 import time
@@ -25,6 +26,7 @@ from baton.cli.router import SWITCH_INTERVAL_S
 from baton.proto.v1 import common_pb2 as common
 from baton.proto.v1 import inference_pb2 as pb
 from baton.router.app import RouterApp, RouterSettings
+from baton.router.http.server import HttpOptions
 from tests.fakes import eventually
 
 HELD_S = 0.08  # some 0.02 s to parse a message of 6 MB, and as much to make one, on a slow machine
@@ -39,6 +41,19 @@ REQUESTS = {
         max_tokens=3,
         sampling=common.SamplingParams(prompt_logprobs=5),
     ),
+}
+
+BODIES = {
+    "two million ids, told again": {"prompt": IDS, "return_token_ids": True, "max_tokens": 3},
+    "a long text": {"prompt": "some words " * 350_000, "max_tokens": 3},
+    "30,000 logprobs of a prompt": {"prompt": IDS[:30_000], "echo": True, "logprobs": 5, "max_tokens": 3},
+    "30,000 of them as events": {
+        "prompt": IDS[:30_000],
+        "echo": True,
+        "logprobs": 5,
+        "max_tokens": 3,
+        "stream": True,
+    },
 }
 
 
@@ -70,7 +85,7 @@ def heartbeat() -> Iterator[Gaps]:
 @contextlib.asynccontextmanager
 async def router() -> AsyncIterator[RouterApp]:
     """A router here, with a node in a process of its own."""
-    app = RouterApp(RouterSettings(model="stub"), ByteTokenizer())
+    app = RouterApp(RouterSettings(model="stub", http=HttpOptions()), ByteTokenizer())
     await app.start()
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the router's own process does
@@ -86,6 +101,7 @@ async def router() -> AsyncIterator[RouterApp]:
         await eventually(lambda: app.ready)
         yield app
     finally:
+        gc.enable()
         gc.unfreeze()
         sys.setswitchinterval(interval_s)
         await app.stop()
@@ -116,6 +132,33 @@ async def test_a_large_request_holds_no_other_stream_for_long(name: str) -> None
         messages = [pb.GenerateResponse.FromString(data) for data in raw]
         assert sum(len(message.token_ids) for message in messages) == 3
         assert sum(len(message.prompt_logprobs) for message in messages) in (0, 99_999)
+        print(f"{name}: {gaps}")
+        assert gaps.held_s < HELD_S
+        assert gaps.still_s < STILL_S
+
+
+def post(address: str, body: bytes) -> tuple[int, bytes]:
+    """Likewise over HTTP."""
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=50)
+    try:
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_nor_does_one_over_http(name: str) -> None:
+    body = json.dumps(BODIES[name]).encode()
+    async with router() as app:
+        await asyncio.to_thread(post, app.http_address, b'{"prompt": "warm up"}')
+        gc.disable()
+        with heartbeat() as gaps:
+            status, data = await asyncio.to_thread(post, app.http_address, body)
+        assert status == 200
+        assert b'"finish_reason":"length"' in data
         print(f"{name}: {gaps}")
         assert gaps.held_s < HELD_S
         assert gaps.still_s < STILL_S
