@@ -26,7 +26,7 @@ from baton.kernels.merge_states import triton as triton_merge
 from baton.kernels.moe import ExpertMlp
 from baton.kernels.moe import reference as reference_moe
 from baton.kernels.moe import triton as moe
-from baton.kernels.quantize import QuantizedWeight, dequantize, quantize, scheme
+from baton.kernels.quantize import SCHEMES, QuantizedWeight, dequantize, quantize, scheme
 from baton.kernels.rms_norm import reference as reference_norm
 from baton.kernels.rms_norm import triton as rms_norm
 from baton.kernels.rope import QkNorm, Slots, tables
@@ -37,7 +37,6 @@ from baton.kernels.silu_mul import reference as reference_silu
 from baton.kernels.silu_mul import triton as silu_mul
 
 KV_DTYPES = (torch.bfloat16, torch.int8, torch.float8_e4m3fn)
-SCHEMES = ("int8", "int4", "fp8", "mxfp4", "nvfp4", "int8-w8a8", "int4-w4a8", "fp8-w8a8")
 
 
 @dataclass(frozen=True, slots=True)

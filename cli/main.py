@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -17,6 +17,7 @@ from baton.cli import bench as bench_commands
 from baton.cli import config as config_commands
 from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail, told
 from baton.core.errors import BatonError, InvalidArgument
+from baton.runtime.config.model import Quantization as QuantizationWord
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,10 +71,7 @@ Dtype = Annotated[
 ]
 Quantization = Annotated[
     str | None,
-    typer.Option(
-        help="Weights in few bits: auto (as stored), none, int8, int4, fp8, mxfp4, nvfp4, int8-w8a8, "
-        "int4-w4a8, fp8-w8a8."
-    ),
+    typer.Option(help=f"Weights in few bits: {', '.join(get_args(QuantizationWord))}. auto: as stored."),
 ]
 KvDtype = Annotated[
     str | None,

@@ -87,8 +87,7 @@ def _torch(device: torch.device) -> Ops:
     from baton.kernels.moe import reference as moe
     from baton.kernels.rms_norm import cpu as cpu_rms_norm
     from baton.kernels.rms_norm import reference as reference_rms_norm
-    from baton.kernels.rope import cpu as cpu_rope
-    from baton.kernels.rope import reference as reference_rope
+    from baton.kernels.rope import reference as rope
     from baton.kernels.silu_mul import cpu as cpu_silu_mul
     from baton.kernels.silu_mul import reference as reference_silu_mul
 
@@ -97,7 +96,7 @@ def _torch(device: torch.device) -> Ops:
             name="torch",
             prepare=cpu_linear.prepare,
             rms_norm=cpu_rms_norm.rms_norm,
-            rotate_and_store=cpu_rope.rotate_and_store,
+            rotate_and_store=rope.rotate_and_store,
             write_kv=attention.write_kv,
             attention=cpu_attention.attention,
             silu_mul=cpu_silu_mul.silu_mul,
@@ -108,7 +107,7 @@ def _torch(device: torch.device) -> Ops:
         name="torch",
         prepare=reference_linear.prepare,
         rms_norm=reference_rms_norm.rms_norm,
-        rotate_and_store=reference_rope.rotate_and_store,
+        rotate_and_store=rope.rotate_and_store,
         write_kv=attention.write_kv,
         attention=reference_attention.attention,
         silu_mul=reference_silu_mul.silu_mul,

@@ -29,9 +29,9 @@ from baton.runtime.child import NodeStart
 from baton.runtime.config import EngineConfig as EngineSettings
 
 MIN_PREFILL_TOKENS = 64
-# What one more shared prefix costs in a layer's attention, as bytes read meanwhile. Of a CPU it was measured: two
-# rows gain from the third block of 24 KiB on. Of a GPU it is an estimate: the microsecond or so that one more
-# kernel takes to start, at some terabytes per second.
+# What one more shared prefix costs in a layer's attention, as bytes read meanwhile. Of a CPU it was measured:
+# two rows gain from the third block of 24 KiB on. Of a GPU it is an estimate: the microsecond or so that one
+# more kernel takes to start, at some terabytes per second.
 CPU_LEVEL_BYTES = 64 << 10
 GPU_LEVEL_BYTES = 4 << 20
 

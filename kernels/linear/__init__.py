@@ -16,7 +16,6 @@ from typing import Protocol
 
 import torch
 
-from baton.kernels.linear import cpu, reference
 from baton.kernels.quantize import QuantizedWeight
 
 Weight = torch.Tensor | QuantizedWeight
@@ -48,9 +47,3 @@ class Prepare(Protocol):
     """What each backend's module offers as `prepare`. InvalidArgument: these shapes or formats do not fit."""
 
     def __call__(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear: ...
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    if x.device.type == "cpu":
-        return cpu.linear(x, weight, bias)
-    return reference.linear(x, weight, bias)

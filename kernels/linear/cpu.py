@@ -8,12 +8,11 @@ doubled; the lead is lost at six rows with one thread, at some hundred with two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
 from baton.kernels.linear.checks import check
+from baton.kernels.linear.plain import PlainLinear
 from baton.kernels.linear.reference import round_activations
 from baton.kernels.quantize import QuantizedWeight, dequantize
 
@@ -22,24 +21,10 @@ _SKINNY_ROWS_THREADED = 64
 _SLICE_BYTES = 4 << 20  # of fp32: what a quantised weight takes beside itself while it is multiplied
 
 
-@dataclass(frozen=True, slots=True)
-class DenseLinear:
+class DenseLinear(PlainLinear[torch.Tensor]):
     """Computes in the weight's dtype."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+    __slots__ = ()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1]).to(self.weight.dtype)
@@ -50,24 +35,10 @@ class DenseLinear:
         return F.embedding(ids, self.weight)
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedLinear:
+class QuantizedLinear(PlainLinear[QuantizedWeight]):
     """Reads the weight back piece by piece in each call: slow, but no whole copy exists. Computes in fp32."""
 
-    weight: QuantizedWeight
-    bias: torch.Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.in_features
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.out_features
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+    __slots__ = ()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         flat = round_activations(x.reshape(-1, self.in_features).float(), self.weight)

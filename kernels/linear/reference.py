@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from baton.kernels.linear.checks import check
+from baton.kernels.linear.plain import PlainLinear
 from baton.kernels.quantize import QuantizedWeight, dequantize
 
 _INT8_LARGEST = 127.0
 _E4M3_LARGEST = 448.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceLinear:
+class ReferenceLinear(PlainLinear[torch.Tensor | QuantizedWeight]):
     """Computes in the dtype of x, whatever the weight's is."""
 
-    weight: torch.Tensor | QuantizedWeight
-    bias: torch.Tensor | None
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+    __slots__ = ()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight
@@ -38,7 +23,8 @@ class ReferenceLinear:
             dense = weight.to(x.dtype)
         else:
             x, dense = round_activations(x, weight), dequantize(weight, x.dtype)
-        return linear(x, dense, None if self.bias is None else self.bias.to(x.dtype))
+        y = x @ dense.T
+        return y if self.bias is None else y + self.bias.to(x.dtype)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         if isinstance(self.weight, torch.Tensor):
@@ -49,11 +35,6 @@ class ReferenceLinear:
 def prepare(weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None) -> ReferenceLinear:
     check(weight, bias)
     return ReferenceLinear(weight, bias)
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y = x @ weight.T
-    return y if bias is None else y + bias
 
 
 def round_activations(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:

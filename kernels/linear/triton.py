@@ -48,12 +48,11 @@ class TritonLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(*x.shape[:-1], self.out_features)
-        self._run(x, out, add=False)
+        flat = x.reshape(-1, self.in_features)
+        flat = flat if flat.stride(1) == 1 else flat.contiguous()
+        for launch in self.launches(flat, out.view(-1, self.out_features), gpu_of(x.device)):
+            launch.run()
         return out
-
-    def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        """out += y, in one pass. out: [..., out] of x's dtype, contiguous."""
-        self._run(x, out, add=True)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         if self.weight.form == "dense":
@@ -62,16 +61,10 @@ class TritonLinear:
         rows_launch(self.weight, ids, out).run()
         return out
 
-    def launches(self, x: torch.Tensor, out: torch.Tensor, gpu: Gpu, *, add: bool = False) -> list[Launch]:
+    def launches(self, x: torch.Tensor, out: torch.Tensor, gpu: Gpu) -> list[Launch]:
         """What a call runs, in order. x: [rows, in], contiguous in a row; out: [rows, out], contiguous."""
         inputs, before = prepare_inputs(x, self.weight)
-        return [*before, product_launch(inputs, self.weight, Target(out, self.bias, add), gpu)]
-
-    def _run(self, x: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
-        flat = x.reshape(-1, self.in_features)
-        flat = flat if flat.stride(1) == 1 else flat.contiguous()
-        for launch in self.launches(flat, out.view(-1, self.out_features), gpu_of(x.device), add=add):
-            launch.run()
+        return [*before, product_launch(inputs, self.weight, Target(out, self.bias), gpu)]
 
 
 def prepare(weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None) -> TritonLinear:

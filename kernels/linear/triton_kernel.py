@@ -49,7 +49,6 @@ def linear_kernel(
     ROUNDED: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    ADD: tl.constexpr,
     EXPERTS: tl.constexpr,
     TYPES: tl.constexpr,
     DOT: tl.constexpr,
@@ -161,6 +160,4 @@ def linear_kernel(
         acc += tl.load(bias_ptr + safe_out).to(tl.float32)[:, None]
     place = out_row.to(tl.int64)[None, :] * out_stride + out[:, None]
     mask = out_there[:, None] & row_there[None, :]
-    if ADD:
-        acc += tl.load(out_ptr + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=mask)

@@ -31,11 +31,10 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """out: [rows, outputs], contiguous, which gets the product plus bias, or to which both are added."""
+    """out: [rows, outputs], contiguous, which gets the product plus bias."""
 
     out: torch.Tensor
     bias: torch.Tensor | None = None
-    add: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,6 @@ def product_launch(
         "out_stride": target.out.stride(0),
         **_constants(inputs, weight, gpu),
         "HAS_BIAS": target.bias is not None,
-        "ADD": target.add,
         "EXPERTS": experts is not None,
         "TYPES": _types(weight, target.bias),
         "DOT": dot,

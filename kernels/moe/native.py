@@ -15,18 +15,24 @@ import torch
 from baton.kernels import native
 from baton.kernels.linear.native_linear import NativeLinear
 from baton.kernels.moe.native_args import MoeCombineArgs, MoeGroupArgs, MoeRouteArgs
-from baton.kernels.moe.types import ExpertMlp, Routing
+from baton.kernels.moe.types import ExpertMlp, Routing, check_routing
 from baton.kernels.native.program import Call, Program
 from baton.kernels.silu_mul import native as silu_mul
 
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
+    """ValueError: more experts are chosen than there are, or none."""
+
     experts: int
     top_k: int
     width: int
     inner: int
     renormalize: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"{self.top_k} of {self.experts} experts")
 
 
 class Workspace:
@@ -75,7 +81,7 @@ class Workspace:
             top_k=self.shape.top_k,
             renormalize=self.shape.renormalize,
         )
-        return Call(native.function("moe_route", MoeRouteArgs), args, (self, logits))
+        return Call(native.function("moe_route", MoeRouteArgs), args, (self, self.routing, logits))
 
     def expert_calls(
         self, x: torch.Tensor, out: torch.Tensor, mlps: Sequence[ExpertMlp], *, residual: bool = False
@@ -105,7 +111,7 @@ class Workspace:
             width=self.shape.width,
             x_stride=x.stride(0),
         )
-        return Call(native.function("moe_group", MoeGroupArgs), args, (self, x))
+        return Call(native.function("moe_group", MoeGroupArgs), args, (self, self.routing, x))
 
     def _combine_call(self, out: torch.Tensor, residual: bool) -> Call:
         args = MoeCombineArgs(
@@ -119,11 +125,12 @@ class Workspace:
             out_stride=out.stride(0),
             residual=residual,
         )
-        return Call(native.function("moe_combine", MoeCombineArgs), args, (self, out))
+        return Call(native.function("moe_combine", MoeCombineArgs), args, (self, self.routing, out))
 
 
 def route(logits: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
     """See `reference.route`. fp32, rows contiguous."""
+    _check_rows("logits", logits)
     shape = MoeShape(logits.shape[1], top_k, 0, 0, renormalize)
     workspace = Workspace(shape, len(logits), native.Counter(len(logits)))
     one = workspace.route_call(logits)
@@ -133,6 +140,8 @@ def route(logits: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
 
 def experts(x: torch.Tensor, routing: Routing, mlps: Sequence[ExpertMlp]) -> torch.Tensor:
     """See `reference.experts`. fp32, rows contiguous; mlps: of native layers."""
+    _check_rows("x", x)
+    check_routing(routing, len(x), len(mlps))
     shape = MoeShape(len(mlps), routing.ids.shape[1], x.shape[1], mlps[0].down.in_features)
     workspace = Workspace(shape, len(x), native.Counter(len(x)))
     workspace.routing = Routing(routing.ids.contiguous(), routing.weights.contiguous())
@@ -149,6 +158,12 @@ class _Counters(list[native.Counter]):
         super().__init__(native.Counter.from_buffer(array, 8 * i) for i in range(count))
         self.address = ctypes.addressof(array)
         self._array = array
+
+
+def _check_rows(name: str, x: torch.Tensor) -> None:
+    apart = x.dim() == 2 and x.stride(1) != 1 and x.numel() > len(x)
+    if x.dtype is not torch.float32 or x.dim() != 2 or apart:
+        raise ValueError(f"{name} must be fp32 [rows, width], rows contiguous: {x.dtype} {list(x.shape)}")
 
 
 def _native(layer: object) -> NativeLinear:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.kernels.moe.types import ExpertMlp, Groups, Routing
+from baton.kernels.moe.types import ExpertMlp, Groups, Routing, check_routing
 from baton.kernels.silu_mul.reference import silu_mul
 
 
@@ -15,6 +15,8 @@ def route(logits: torch.Tensor, top_k: int, renormalize: bool) -> Routing:
     same as dividing the former by their sum (mixtral, qwen3_moe). A token whose largest logit is not a
     finite number (or is NaN) gets experts 0..top_k-1 with NaN as weights.
     """
+    if not 1 <= top_k <= logits.shape[1]:
+        raise ValueError(f"{top_k} of {logits.shape[1]} experts")
     wide = logits if logits.dtype == torch.float64 else logits.float()
     best = wide.amax(-1, keepdim=True)
     well = best.isfinite()
@@ -43,6 +45,7 @@ def combine(y: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> tor
 
 def experts(x: torch.Tensor, routing: Routing, mlps: Sequence[ExpertMlp]) -> torch.Tensor:
     """x: [tokens, width]; returns the same shape."""
+    check_routing(routing, len(x), len(mlps))
     groups = group(routing.ids, len(mlps))
     gathered = x[groups.tokens].split(groups.counts.tolist())
     y = [mlp.down(silu_mul(mlp.gate_up(rows))) for mlp, rows in zip(mlps, gathered, strict=True) if len(rows)]

@@ -14,6 +14,15 @@ class Routing(NamedTuple):
     weights: torch.Tensor
 
 
+def check_routing(routing: Routing, tokens: int, experts: int) -> None:
+    """ValueError: it is not of so many tokens, or names experts that are not there."""
+    ids, weights = routing
+    if ids.dtype is not torch.int64 or ids.dim() != 2 or weights.shape != ids.shape or len(ids) != tokens:
+        raise ValueError(f"a routing {list(ids.shape)} with weights {list(weights.shape)} of {tokens} tokens")
+    if bool(((ids < 0) | (ids >= experts)).any()):
+        raise ValueError(f"a routing to experts that are not among the {experts}")
+
+
 class Groups(NamedTuple):
     """The (token, choice) pairs sorted by expert, then token. counts: [experts] int64, pairs of each expert;
     tokens: [tokens * top_k] int64, each pair's token; places: [tokens, top_k] int64, where each pair is."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import torch
 
-from baton.kernels.attention.kv_layer import KvLayer
-from baton.kernels.rope import cpu, reference
+from baton.kernels.rope import reference
 from baton.kernels.rope.types import QkNorm, Rotation, Slots
 
-__all__ = ["QkNorm", "Rotation", "Slots", "rotate_", "rotate_and_store", "tables"]
+__all__ = ["QkNorm", "Rotation", "Slots", "reference", "tables"]
 
 
 def tables(angles: torch.Tensor, scale: float, dtype: torch.dtype) -> Rotation:
@@ -29,21 +28,3 @@ def tables(angles: torch.Tensor, scale: float, dtype: torch.dtype) -> Rotation:
         torch.cat((cos, cos), -1).unsqueeze(1).to(dtype),
         torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype),
     )
-
-
-def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """x: [tokens, heads, D], changed in place."""
-    if x.device.type == "cpu":
-        cpu.rotate_(x, cos, sin)
-    else:
-        reference.rotate_(x, cos, sin)
-
-
-def rotate_and_store(
-    qkv: torch.Tensor, rotation: Rotation, layer: KvLayer, slots: Slots, norm: QkNorm | None = None
-) -> None:
-    """See the package."""
-    if qkv.device.type == "cpu":
-        cpu.rotate_and_store(qkv, rotation, layer, slots, norm)
-    else:
-        reference.rotate_and_store(qkv, rotation, layer, slots, norm)

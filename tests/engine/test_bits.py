@@ -13,6 +13,7 @@ from baton.core.kvcache import KvCache
 from baton.engine.config import EngineConfig
 from baton.engine.loader import LoadedModel, load
 from baton.kernels import native
+from baton.kernels.quantize import SCHEMES
 from tests.engine.driver import Driver
 from tests.models import prompt_of, write_model
 
@@ -22,7 +23,7 @@ PROMPT = prompt_of(23)
 NEIGHBOURS = [prompt_of(length, seed=7) for length in range(1, 17)]
 NEW_TOKENS = 6
 MODELS = ("T", "mistral", "qwen3", "mixtral")
-QUANTIZATIONS = ("none", "int8", "int4", "fp8", "mxfp4", "int8-w8a8", "int4-w4a8", "fp8-w8a8")
+QUANTIZATIONS = ("none", *SCHEMES)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from baton.kernels.attention.kv_layer import (
     split_records,
 )
 from baton.kernels.rope import Rotation, Slots
-from baton.kernels.rope import cpu as rope_cpu
 from baton.kernels.rope import native as rope_native
+from baton.kernels.rope import reference as rope_reference
 
 DTYPES = [torch.int8, torch.float8_e4m3fn]
 HUGE = torch.finfo(torch.float32).max
@@ -95,7 +95,7 @@ def test_compiled_code_comes_to_the_same_bits(dtype: torch.dtype) -> None:
     slots = Slots(1 + torch.arange(tokens) // block_size, torch.arange(tokens) % block_size)
     turn = Rotation(torch.ones(tokens, 1, head_dim), torch.zeros(tokens, 1, head_dim))
     stored = []
-    for path in (rope_cpu, rope_native):
+    for path in (rope_reference, rope_native):
         records = torch.zeros(17, 1, record_bytes(block_size, 1, head_dim, dtype), dtype=torch.uint8)
         codes, scales = split_records(records, (block_size, 1, head_dim), dtype)
         path.rotate_and_store(qkv.clone(), turn, KvLayer(codes[:, 0], scales[:, 0]), slots)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -135,6 +137,34 @@ def test_a_recorded_step_serves_any_number_of_rows() -> None:
         want = native_moe.experts(x[:count], native_moe.route(logits[:count], 2, True), experts)
         assert torch.equal(out[:count], want + 1.0)
         assert out[count:].eq(1).all()
+
+
+@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+def test_calls_keep_the_routing_that_they_were_made_with() -> None:
+    workspace = native_moe.Workspace(native_moe.MoeShape(6, 2, 24, 40), 9, native.Counter(9))
+    x, logits = torch.zeros(9, 24), torch.zeros(9, 6)
+    calls = workspace.calls(x, logits, x, mlps((6, 2, 24, 40), native_linear.prepare))
+    routing = weakref.ref(workspace.routing.ids)
+    workspace.routing = Routing(torch.zeros(9, 2, dtype=torch.int64), torch.zeros(9, 2))
+    gc.collect()
+    assert routing() is not None
+    del calls
+    gc.collect()
+    assert routing() is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_no_expert_answers_to_is_refused(backend: object) -> None:
+    for top_k in (0, 7):
+        with pytest.raises(ValueError, match="of 6 experts"):
+            backend.route(torch.zeros(3, 6), top_k, True)
+    prepare = native_linear.prepare if backend is native_moe else reference_linear.prepare
+    experts, x = mlps((6, 2, 24, 40), prepare), torch.zeros(3, 24)
+    good = Routing(torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2))
+    assert backend.experts(x, good, experts).shape == x.shape
+    for ids in (torch.tensor([[0, 6]] * 3), torch.tensor([[0, -1]] * 3), good.ids[:2], good.ids.int()):
+        with pytest.raises(ValueError, match="a routing"):
+            backend.experts(x, Routing(ids, good.weights[: len(ids)]), experts)
 
 
 def test_groups_are_sorted_by_expert_then_token() -> None:

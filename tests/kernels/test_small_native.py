@@ -106,6 +106,23 @@ def test_embedding_is_a_lookup(dtype: torch.dtype, width: int) -> None:
     assert embedding.embedding(ids[:0], table).shape == (0, width)
 
 
+def test_ids_outside_the_table_read_nothing() -> None:
+    whole = noise(13, 5)
+    table, out, rows = whole[1:12], torch.empty(4, 5), native.Counter(4)
+    Program([embedding.call(torch.tensor([10, -1, 11, 2**62]), table, out, rows)])()
+    assert torch.equal(out[0], table[10])
+    assert out[1:].isnan().all()
+    for bad in (-1, 11):
+        with pytest.raises(IndexError, match="11 rows"):
+            embedding.embedding(torch.tensor([0, bad]), table)
+    for ids, into in (
+        (torch.zeros(2, dtype=torch.int32), out),
+        (torch.zeros(2, dtype=torch.int64), out.double()),
+    ):
+        with pytest.raises(ValueError, match=r"ids|results"):
+            embedding.call(ids, table, into, rows)
+
+
 @settings(max_examples=40)
 @given(
     st.sampled_from(KV_DTYPES),

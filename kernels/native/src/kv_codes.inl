@@ -30,19 +30,6 @@ static uint8_t to_e4m3(float x) {
   return static_cast<uint8_t>(sign | (bits < 121u << 23 ? small : large));
 }
 
-// Sixteen at a time; the last ones by way of a copy, so that nothing beyond `count` is read.
-template <class T, class Load>
-static void widen(const T* from, float* to, int64_t count, Load load) {
-  const int64_t whole = count / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) load(from + i).store(to + i);
-  if (whole == count) return;
-  T last[kLanes] = {};
-  float wide[kLanes];
-  std::copy(from + whole, from + count, last);
-  load(last).store(wide);
-  std::copy(wide, wide + (count - whole), to + whole);
-}
-
 static void store_plain(const float* from, void* base, int64_t at, int64_t count, int32_t format) {
   if (format == 0) {
     std::memcpy(static_cast<float*>(base) + at, from, count * sizeof(float));

@@ -1,4 +1,5 @@
 #include "kv_codes.inl"
+#include "widen.inl"
 
 static void load_values(const KvSide& side, int64_t at, int64_t scale_at, int64_t count, float* to) {
   const auto* bytes = static_cast<const uint8_t*>(side.values) + at;
@@ -8,7 +9,7 @@ static void load_values(const KvSide& side, int64_t at, int64_t scale_at, int64_
       std::memcpy(to, static_cast<const float*>(side.values) + at, count * sizeof(float));
       return;
     case 1:
-      for (int64_t i = 0; i < count; ++i) to[i] = from_bits(static_cast<uint32_t>(halves[i]) << 16);
+      widen(halves, to, count, [](const uint16_t* from) { return load_bf16(from); });
       return;
     case 2:
       widen(halves, to, count, [](const uint16_t* from) { return load_fp16(from); });
