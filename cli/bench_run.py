@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -85,14 +86,10 @@ class Asked:
             raise InvalidArgument(
                 f"write 4x128: texts, and tokens of each, got {self.prefixes!r}", field="prefixes"
             )
-        return Workload(
-            self.prompt_tokens or prompt,
-            self.output_tokens or output,
-            self.cv,
-            self.trace,
-            int(count),
-            int(tokens),
-        )
+        lengths = (self.prompt_tokens or prompt, self.output_tokens or output)
+        workload = Workload(*lengths, self.cv, self.trace, int(count), int(tokens))
+        workload.check()
+        return workload
 
     def settings(self) -> Settings:
         return Settings(
@@ -127,6 +124,8 @@ class Asked:
         if self.rate is not None and self.rates is not None:
             raise InvalidArgument("either this or --rates", field="rate")
         listed: tuple[float | None, ...] = _rates(self.rates) if self.rates else (self.rate,)
+        if bad := [rate for rate in listed if rate is not None and not 0 < rate < math.inf]:
+            raise InvalidArgument(f"must be a positive number, got {bad[0]:g}", field="rate")
         if listed == (None,) and self.trace is None:
             raise InvalidArgument("give --rate, --rates or --find-rate", field="rate")
         return Question(listed, None, self.precision, self._words(), self.vocab_size)

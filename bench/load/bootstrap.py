@@ -7,7 +7,6 @@ again is runs of neighbours, in order of their time (moving blocks, H. R. Künsc
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,20 +37,25 @@ class Difference:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def quantile_of(q: float) -> Statistic:
-    """q in [0, 100]."""
-    return lambda rows: _quiet(lambda: np.nanpercentile(rows, q, axis=1))
+def quantile_of(share: float) -> Statistic:
+    """share in [0, 1]; straight between neighbours."""
+
+    def compute(rows: Sample) -> Sample:
+        ordered = np.sort(rows, axis=1)  # NaN last
+        counts = np.isfinite(rows).sum(axis=1)
+        places = share * np.maximum(counts - 1, 0)
+        below = places.astype(np.int64)
+        above = np.minimum(below + 1, np.maximum(counts - 1, 0))
+        low, high = (np.take_along_axis(ordered, place[:, None], axis=1)[:, 0] for place in (below, above))
+        return np.asarray(np.where(counts > 0, low + (places - below) * (high - low), np.nan))
+
+    return compute
 
 
 def mean(rows: Sample) -> Sample:
-    return _quiet(lambda: np.nanmean(rows, axis=1))
-
-
-def _quiet(compute: Callable[[], Sample]) -> Sample:
-    """A row in which nothing was measured gives NaN, without a warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(compute(), dtype=np.float64)
+    counts = np.isfinite(rows).sum(axis=1)
+    sums = np.nansum(rows, axis=1)
+    return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
 
 
 def compared(

@@ -30,15 +30,15 @@ class Metric:
 
 
 METRICS = (
-    Metric("TTFT P50", "s", lambda r: r.ttft_s, quantile_of(50)),
-    Metric("TTFT P90", "s", lambda r: r.ttft_s, quantile_of(90)),
-    Metric("TTFT P99", "s", lambda r: r.ttft_s, quantile_of(99)),
-    Metric("TPOT P50", "ms", lambda r: r.tpot_s, quantile_of(50), factor=1e3),
-    Metric("TPOT P90", "ms", lambda r: r.tpot_s, quantile_of(90), factor=1e3),
-    Metric("TPOT P99", "ms", lambda r: r.tpot_s, quantile_of(99), factor=1e3),
-    Metric("longest gap P50", "ms", lambda r: r.longest_gap_s, quantile_of(50), factor=1e3),
-    Metric("E2E P50", "s", lambda r: r.e2e_s, quantile_of(50)),
-    Metric("E2E P90", "s", lambda r: r.e2e_s, quantile_of(90)),
+    Metric("TTFT P50", "s", lambda r: r.ttft_s, quantile_of(0.5)),
+    Metric("TTFT P90", "s", lambda r: r.ttft_s, quantile_of(0.9)),
+    Metric("TTFT P99", "s", lambda r: r.ttft_s, quantile_of(0.99)),
+    Metric("TPOT P50", "ms", lambda r: r.tpot_s, quantile_of(0.5), factor=1e3),
+    Metric("TPOT P90", "ms", lambda r: r.tpot_s, quantile_of(0.9), factor=1e3),
+    Metric("TPOT P99", "ms", lambda r: r.tpot_s, quantile_of(0.99), factor=1e3),
+    Metric("longest gap P50", "ms", lambda r: r.longest_gap_s, quantile_of(0.5), factor=1e3),
+    Metric("E2E P50", "s", lambda r: r.e2e_s, quantile_of(0.5)),
+    Metric("E2E P90", "s", lambda r: r.e2e_s, quantile_of(0.9)),
     Metric("attainment", "%", lambda r: float(met(r)), mean, True, 100.0),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from baton.core.errors import InvalidArgument
@@ -36,6 +37,14 @@ class Workload:
             return self.trace.name
         return {0.0: "constant", 1.0: "poisson"}.get(self.cv, "gamma")
 
+    def check(self) -> None:
+        """InvalidArgument: it says something that cannot be, or its trace cannot be read."""
+        if self.trace is not None:
+            _read(self.trace)
+        for text, field in ((self.prompt_tokens, "prompt-tokens"), (self.output_tokens, "output-tokens")):
+            if text or self.trace is None:
+                length_range(text, field)
+
     def make(self, rate: float | None, duration_s: float, seed: int) -> list[Arrival]:
         """Arrivals within `duration_s`; a rate of None leaves a trace's times as they are."""
         if self.trace is not None:
@@ -53,10 +62,9 @@ class Workload:
 
     def _traced(self, rate: float | None, duration_s: float) -> list[Arrival]:
         assert self.trace is not None
-        trace: Iterable[Arrival] = read_trace(self.trace)
+        trace: Iterable[Arrival] = _read(self.trace)
         if rate is not None:
-            listed = list(trace)
-            trace = arrivals.scaled(listed, arrivals.offered_rate(listed) / rate)
+            trace = arrivals.scaled(trace, arrivals.offered_rate(_read(self.trace)) / rate)
         longest = (_most(self.prompt_tokens, "prompt-tokens"), _most(self.output_tokens, "output-tokens"))
         return [
             replace(
@@ -75,6 +83,11 @@ class Workload:
     def _lengths(self) -> Lengths:
         prompt = length_range(self.prompt_tokens, "prompt-tokens")
         return lengths.uniform(prompt, length_range(self.output_tokens, "output-tokens"))
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path) -> list[Arrival]:
+    return read_trace(path)
 
 
 def length_range(text: str, field: str) -> tuple[int, int]:

@@ -186,9 +186,9 @@ def test_a_search_begins_where_it_may() -> None:
 def test_alike_is_not_clear_and_different_is() -> None:
     dice = np.random.default_rng(1)
     one, two = dice.gamma(4.0, 0.1, 300), dice.gamma(4.0, 0.1, 300)
-    same = compared(list(one), list(two), quantile_of(50))
+    same = compared(list(one), list(two), quantile_of(0.5))
     assert not same.clear
-    worse = compared(list(one), list(two * 1.5), quantile_of(50))
+    worse = compared(list(one), list(two * 1.5), quantile_of(0.5))
     assert worse.clear
     assert worse.ratio_low is not None
     assert worse.ratio_high is not None
@@ -207,6 +207,19 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         assert found.high is not None
         held += found.low <= 0.3 <= found.high
     assert 50 <= held <= 60
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3)), min_size=1, max_size=30), st.floats(0.0, 1.0))
+def test_quantiles_pass_over_what_was_not_measured(values: list[float | None], share: float) -> None:
+    rows = np.array([[math.nan if value is None else value for value in values]])
+    kept = [value for value in values if value is not None]
+    found, middle = quantile_of(share)(rows)[0], mean(rows)[0]
+    if kept:
+        assert found == pytest.approx(np.quantile(kept, share), abs=1e-9)
+        assert middle == pytest.approx(np.mean(kept), abs=1e-9)
+    else:
+        assert math.isnan(found)
+        assert math.isnan(middle)
 
 
 def test_what_was_not_measured_is_not_compared() -> None:

@@ -46,13 +46,13 @@ def test_every_option_arrives() -> None:
         ("--from none.json", "cannot read none.json"),
     ],
 )
-async def test_wrong_usage_is_one_line(line: str, message: str) -> None:
-    async with router_with(StubNode()) as cluster:
-        code, out, err = await asyncio.to_thread(shell, f"$BATON bench {line}", cluster.app.address)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert message in err
-    assert err.count("\n") == 1
+def test_wrong_usage_is_one_line_before_anything_is_sent(cli: Cli, line: str, message: str) -> None:
+    there = () if "--target" in line else ("--target", "grpc://127.0.0.1:1")
+    done = cli("bench", *there, *line.split())
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
 
 
 async def test_a_deployment_is_measured_and_written(tmp_path: Path) -> None:
