@@ -71,7 +71,7 @@ def test_compose_commands_are_right(name: str, monkeypatch: pytest.MonkeyPatch) 
     if name == "router":
         assert (config.router.processes, config.node_count) == (1, 0)
         ports = {int(mapping.split(":")[1]) for mapping in service["ports"]}
-        assert ports == {config.router.port, config.router.metrics_port}
+        assert ports == {config.router.port, config.router.http.port, config.router.metrics_port}
         assert int(probe[1]) == config.router.metrics_port
     else:
         nodes = config.nodes(Role(name))
@@ -109,6 +109,7 @@ def test_kubernetes_pods_fit_their_configs(component: str, tmp_path: Path) -> No
         router = config.router
         assert ports == {
             "grpc": router.port,
+            "http": router.http.port,
             "registry": router.registry_port,
             "metrics": router.metrics_port,
         }
@@ -148,5 +149,5 @@ def test_the_image_runs_a_command_that_exists(monkeypatch: pytest.MonkeyPatch) -
     command = json.loads(next(line for line in lines if line.startswith("CMD")).removeprefix("CMD"))
     config = run_serve(monkeypatch, command)
     exposed = next(line for line in lines if line.startswith("EXPOSE")).split()[1:]
-    assert str(config.router.port) in exposed
+    assert {str(config.router.port), str(config.router.http.port)} <= set(exposed)
     assert 'ENTRYPOINT ["baton"]' in lines
