@@ -19,7 +19,7 @@ class Clock:
         self._heap: list[Entry] = []
         self._made = 0
 
-    def at(self, when: float, action: Callable[..., None], *arguments: Any) -> Entry:
+    def at(self, when: float, action: Callable[..., object], *arguments: Any) -> Entry:
         """Have `action` called at `when`, or now if that has passed. The entry is for `cancel`."""
         self._made += 1
         entry = [when if when > self.now else self.now, self._made, action, arguments]

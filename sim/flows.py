@@ -55,6 +55,11 @@ class Flows:
         for flow in [*self._sending.get(node, ()), *self._receiving.get(node, ())]:
             self.stop(flow)
 
+    def stop_between(self, one: str, other: str) -> None:
+        for flow in [*self._sending.get(one, ()), *self._receiving.get(one, ())]:
+            if other in (flow.source, flow.target):
+                self.stop(flow)
+
     def _end(self, flow: Flow, *, whole: bool) -> None:
         del self._sending[flow.source][flow]
         del self._receiving[flow.target][flow]

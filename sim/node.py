@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from baton.core.errors import BatonError, Unavailable
-from baton.core.load import Role
+from baton.core.load import LoadReport, Role
 from baton.core.node_effects import (
     DropLink,
     Ended,
@@ -50,6 +50,7 @@ class SimNode:
         self.spec = spec
         self.incarnation = f"{spec.node_id}.{life}"
         self.draining = False
+        self.attached = True
         self.core = node_core(spec, hub.cluster, role or spec.role)
         self.info = node_info(spec, self.incarnation, self.core)
         dice = hub.dice(self.incarnation)
@@ -112,14 +113,22 @@ class SimNode:
         self.engine.post(cmd.AbortKeys((key,)))
 
     def set_role(self, role: Role) -> None:
+        self.hub.roles.append((self.hub.clock.now, self.node_id, role.value))
         self.engine.post(cmd.SetRole(role))
 
     def set_draining(self, draining: bool) -> None:
         self.draining = draining
         self.engine.post(cmd.SetDraining(draining))
 
+    def attach(self) -> None:
+        """Announce this process to the router."""
+        self.attached = True
+        info = replace(self.info, load=self.core.load())
+        self.hub.network.send(self.node_id, ROUTER, self.hub.inbox.joined, info)
+
     def detach(self) -> None:
         """The router's stream broke: whatever it had here is aborted."""
+        self.attached = False
         if self.owners:
             self.engine.post(cmd.AbortKeys(tuple(sorted(self.owners))))
 
@@ -175,7 +184,10 @@ class SimNode:
             self._events.append(node_event(self.node_id, replace(outs[0], token_ids=ids)))
 
     def _admitted(self, out: Admitted) -> None:
-        self.owners[out.key] = True
+        if self.attached:
+            self.owners[out.key] = True
+        else:  # its router has gone by now: nobody to tell
+            self.engine.post(cmd.AbortKeys((out.key,)))
 
     def _ended(self, out: Ended) -> None:
         if self.owners.pop(out.key, None) is not None:
@@ -215,6 +227,12 @@ class SimNode:
             decode_samples=load.decode_samples[-most:],
             transfer_samples=samples[-most:],
         )
-        self.hub.network.send(
-            self.node_id, ROUTER, self.hub.inbox.reported, self.node_id, self.incarnation, load
-        )
+        delay_s = self.hub.report_delays.get(self.node_id, 0.0)
+        if delay_s:
+            self.hub.clock.at(self.hub.clock.now + delay_s, self._send_report, load)
+        else:
+            self._send_report(load)
+
+    def _send_report(self, load: LoadReport) -> None:
+        inbox = self.hub.inbox
+        self.hub.network.send(self.node_id, ROUTER, inbox.reported, self.node_id, self.incarnation, load)

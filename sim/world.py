@@ -14,8 +14,9 @@ from baton.router.policy import Policy
 from baton.sim.check import check_node, leftovers
 from baton.sim.clients import START_S, Clients, ClientSpec, Open
 from baton.sim.clock import Clock
+from baton.sim.faults import Fault, carry_out
 from baton.sim.flows import Flows
-from baton.sim.hub import ROUTER, Hub
+from baton.sim.hub import Hub
 from baton.sim.network import Network
 from baton.sim.node import SimNode
 from baton.sim.results import RequestResult, Summary, summarise
@@ -47,6 +48,7 @@ class Options:
     clients: ClientSpec = field(default_factory=ClientSpec)
     checks: Checks = field(default_factory=Checks)
     leaps: bool = True
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ class World:
         self._last_s = 0.0
         for node in cluster.nodes:
             self.start_node(node.node_id)
+        for fault in options.faults:
+            self.clock.at(START_S + fault.at_s, carry_out, self, fault)
 
     # ---- nodes -------------------------------------------------------------------------------------------
 
@@ -104,7 +108,8 @@ class World:
         life = self._lives[node_id] = self._lives.get(node_id, 0) + 1
         node = SimNode(self.hub, self._specs[node_id], life, role)
         self.hub.nodes[node_id] = node
-        self.hub.network.send(node_id, ROUTER, self.router.joined, node.info)
+        self.hub.roles.append((self.clock.now, node_id, node.core.role.value))
+        node.attach()
         return node
 
     # ---- the run -----------------------------------------------------------------------------------------
@@ -199,4 +204,4 @@ class World:
 
     def _results(self) -> Results:
         busy = {name: node.engine.busy_s / self.clock.now for name, node in self.hub.nodes.items()}
-        return Results(self.clients.results, self.clock.now, self.clock.fired, busy)
+        return Results(self.clients.results, self.clock.now, self.clock.fired, busy, self.hub.roles)
