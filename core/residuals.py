@@ -8,8 +8,10 @@ from collections import deque
 
 KEEP = 128
 ENOUGH = 16  # samples, from which their own quantiles count
-PRIOR_WEIGHT = 8.0  # as many samples is the prior worth, where a share of them is asked for
-PRIOR_SPREAD = 0.15  # of the logarithm; a ratio of 1.5 has one chance in sixteen
+PRIOR_WEIGHT = 8.0  # as many samples is the prior worth
+PRIOR_SPREAD = 0.15  # scale of the logarithm; a ratio of 1.5 has one chance in sixteen
+LEAST_SPREAD = 0.02  # nothing is as sure as a few alike measurements make it look
+TENTHS = 2.0 * math.log(9.0)  # from the lowest tenth of a logistic distribution to the highest, in scales
 
 
 class Residuals:
@@ -18,6 +20,8 @@ class Residuals:
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
+        self._stale = False
+        self._middle, self._scale = 0.0, PRIOR_SPREAD
 
     def __len__(self) -> int:
         return len(self._latest)
@@ -31,6 +35,7 @@ class Residuals:
             del self._sorted[bisect_left(self._sorted, oldest)]
         self._latest.append(ratio)
         insort(self._sorted, ratio)
+        self._stale = True
 
     def quantile(self, share: float) -> float | None:
         """The ratio that `share` of the measurements did not exceed; None: there are too few to say."""
@@ -40,19 +45,32 @@ class Residuals:
         return self._sorted[min(count - 1, int(share * count))]
 
     def chance_above(self, ratio: float) -> float:
-        """How likely a measurement is more than `ratio` times what was predicted for it."""
-        count = len(self._sorted)
-        above = count - bisect_right(self._sorted, ratio)
-        return (above + PRIOR_WEIGHT * _prior_chance(ratio)) / (count + PRIOR_WEIGHT)
+        """How likely a measurement is more than `ratio` times what was predicted for it.
+
+        By the logistic distribution of the ratios' logarithm with their median and their spread: smooth, as
+        small differences of it are multiplied by the number of those whom they concern.
+        """
+        if ratio <= 0.0:
+            return 1.0
+        if self._stale:
+            self._summarise()
+        exponent = (math.log(ratio) - self._middle) / self._scale
+        if exponent > 40.0:
+            return 0.0
+        return 1.0 / (1.0 + math.exp(exponent)) if exponent > -40.0 else 1.0
+
+    def _summarise(self) -> None:
+        self._stale = False
+        ordered, count = self._sorted, len(self._sorted)
+        if not count:
+            return
+        low, middle, high = (ordered[min(count - 1, int(share * count))] for share in (0.1, 0.5, 0.9))
+        weight = count / (count + PRIOR_WEIGHT)
+        self._middle = weight * math.log(middle)
+        measured = (math.log(high) - math.log(low)) / TENTHS
+        self._scale = max(LEAST_SPREAD, weight * measured + (1.0 - weight) * PRIOR_SPREAD)
 
 
 def spread(share: float) -> float:
     """The logistic distribution's quantile, in standard deviations: where there are no data to ask."""
     return math.log(share / (1.0 - share)) * math.sqrt(3.0) / math.pi
-
-
-def _prior_chance(ratio: float) -> float:
-    if ratio <= 0.0:
-        return 1.0
-    exponent = min(50.0, max(-50.0, math.log(ratio) / PRIOR_SPREAD))
-    return 1.0 / (1.0 + math.exp(exponent))

@@ -90,8 +90,7 @@ class Pending:
             return
         self._sorted_s = now
         jobs = [
-            (live, Job(live.work_s, math.inf if live.due_s is None else live.due_s, live.request.priority))
-            for live in self._soonest()
+            (live, Job(live.work_s, self._due_s(live), live.request.priority)) for live in self._soonest()
         ]
         lost = given_up(jobs, max(now, start_s), max(1, machines))
         for live, _ in jobs:
@@ -114,14 +113,20 @@ class Pending:
     def _soonest(self) -> list[Live]:
         """By due date; the late ones too, as things may have become better."""
         some = list(islice(self._timely, MOST_SORTED)) + list(islice(self._late, MOST_SORTED))
-        return sorted(some, key=lambda live: (math.inf if live.due_s is None else live.due_s, live.number))
+        return sorted(some, key=lambda live: (self._due_s(live), live.number))
+
+    def _due_s(self, live: Live) -> float:
+        """When its first token should be out, with a margin: for what is planned to be just in time is late."""
+        if live.due_s is None:
+            return math.inf
+        margin_s = self._config.margin * (live.due_s - live.facts.arrived_s)
+        return live.due_s - margin_s
 
     def _rank(self, live: Live) -> float:
         if not self._by_slack:
             return self._arrival(live)
         start_s = live.facts.arrived_s + PATIENCE * live.work_s
-        if live.due_s is not None:
-            start_s = min(start_s, live.due_s - live.work_s)
+        start_s = min(start_s, self._due_s(live) - live.work_s)
         return start_s + live.request.priority * self._config.aging_s
 
     def _arrival(self, live: Live) -> float:

@@ -19,8 +19,8 @@ def test_quantiles_and_chances_follow_the_latest_measurements() -> None:
     assert len(errors) == KEEP
     assert errors.quantile(0.5) == pytest.approx(1.0, abs=0.1)
     assert errors.quantile(0.9) == pytest.approx(1.4, abs=0.1)
-    assert errors.chance_above(1.25) == pytest.approx(0.25, abs=0.07)
-    assert errors.chance_above(2.0) < 0.01
+    assert errors.chance_above(1.25) == pytest.approx(0.25, abs=0.1)
+    assert errors.chance_above(2.0) < 0.05
 
 
 def test_few_measurements_give_no_quantile_and_the_prior_counts() -> None:
