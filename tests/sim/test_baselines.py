@@ -52,8 +52,8 @@ def holds(registry: Registry, name: str, ids: tuple[int, ...]) -> None:
 
 
 def ask(prompt: int = 40, slo: Slo = NO_SLO, expected: float = 16.0) -> Ask:
-    request = Request("r", tuple(range(prompt)), slo=slo)
-    return Ask(request, 0.0, PromptChains(request.prompt_ids, ""), expected, slo=slo)
+    request = Request("r", tuple(range(prompt)))
+    return Ask(request, 0.0, PromptChains(request.prompt_ids, ""), expected)
 
 
 def choose(name: str, registry: Registry, asked: Ask | None = None, seed: int = 1) -> tuple[str, str]:
@@ -207,5 +207,5 @@ def test_llm_d_packs_the_fullest_node_that_still_fits():
     busy(registry, "p2", 5.0)
     assert (
         choose("llm-d headroom", registry, ask(slo=Slo(ttft_s=0.1)))[0] == "p1"
-    )  # none fits: the least late
+    )  # the least late
     assert choose("llm-d headroom", registry)[1] == "d0"  # no target: the fastest

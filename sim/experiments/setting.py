@@ -1,0 +1,81 @@
+"""What an experiment is run on: a trace with targets, a kind of machine, how many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.core.errors import InvalidArgument
+from baton.core.request import Slo
+from baton.sim.spec import NetworkSpec, Profile
+from baton.sim.workload.arrival import Arrival
+from baton.sim.workload.arrivals import offered_rate, scaled, with_slo
+from baton.sim.workload.traces import read_trace
+
+CHAT = Slo(ttft_s=1.0, tpot_s=0.05)
+"""MLPerf Inference 5.1, Llama-3.1-8B, interactive scenario."""
+LONG_CONTEXT = Slo(ttft_s=30.0, tpot_s=0.1)
+"""Mooncake (FAST'25), end-to-end experiments."""
+TARGETS = {"azure": CHAT, "mooncake": LONG_CONTEXT}
+NETWORK = NetworkSpec(latency_s=0.0002)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Nodes by the role they begin with."""
+
+    prefill: int
+    decode: int
+    both: int = 0
+
+    def __str__(self) -> str:
+        parts = [(self.prefill, "P"), (self.decode, "D"), (self.both, "B")]
+        return "".join(f"{count}{letter}" for count, letter in parts if count)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """arrivals: at the trace's own pace. attainment: share of requests that must meet their targets."""
+
+    name: str
+    arrivals: tuple[Arrival, ...]
+    slo: Slo
+    profile: Profile
+    nodes: int
+    seed: int = 0
+    attainment: float = 0.9
+    network: NetworkSpec = field(default_factory=lambda: NETWORK)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second at the trace's own pace."""
+        return offered_rate(self.arrivals)
+
+    def at(self, rate: float) -> Iterator[Arrival]:
+        """The trace, squeezed or stretched to so many requests per second."""
+        return scaled(self.arrivals, self.rate / rate)
+
+    def splits(self) -> list[Split]:
+        """Dedicated pools, every ratio."""
+        return [Split(p, self.nodes - p) for p in range(1, self.nodes)]
+
+
+def setting_from(path: Path, profile: Profile, nodes: int, count: int | None, seed: int = 0) -> Setting:
+    """A trace file with the targets of its kind. count: of its requests, the first; what no node could hold
+    is left out, for all alike."""
+    trace = read_trace(path)
+    limit = profile.max_model_len
+    trace = [a for a in trace if a.prompt_tokens + a.output_tokens <= limit][:count]
+    if len(trace) < 2 or trace[-1].at_s <= 0.0:
+        raise InvalidArgument(f"{path}: too few requests that {profile.name} could hold")
+    slo = targets_for(path.stem)
+    return Setting(path.stem, tuple(with_slo(trace, slo)), slo, profile, nodes, seed)
+
+
+def targets_for(name: str) -> Slo:
+    return next((slo for key, slo in TARGETS.items() if key in name), CHAT)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

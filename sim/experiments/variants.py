@@ -1,0 +1,54 @@
+"""Baton's policy, and the same without one of its parts: to see what each is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from baton.router.ask import Ask
+from baton.router.machine_config import RouterConfig
+from baton.router.nodes import Registry
+from baton.router.policy import Blocked, Choice
+from baton.router.policy_latency import POLICIES
+from baton.router.prefix_view import PromptChains
+from baton.sim.baselines.catalogue import Chooser
+from baton.sim.spec import ClusterSpec
+
+NO_PREFIX = PromptChains((), "")
+
+
+class Forgetful:
+    """A policy that is told of no cached prefix."""
+
+    def __init__(self, inner: Chooser) -> None:
+        self._inner = inner
+
+    def choose(self, ask: Ask, registry: Registry) -> Choice | Blocked:
+        return self._inner.choose(replace(ask, chains=NO_PREFIX), registry)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """mixing: whether nodes may do both. policy: None: what the configuration names."""
+
+    router: Callable[[RouterConfig], RouterConfig] = lambda config: config
+    cluster: Callable[[ClusterSpec], ClusterSpec] = lambda cluster: cluster
+    policy: Callable[[RouterConfig], Chooser | None] = lambda config: None
+    mixing: bool = True
+
+
+def _in_order_of_arrival(config: RouterConfig) -> RouterConfig:
+    return replace(config, order="fcfs")
+
+
+VARIANTS = {
+    "Baton": Variant(),
+    "without slack order": Variant(
+        router=_in_order_of_arrival, cluster=lambda cluster: replace(cluster, fcfs=True)
+    ),
+    "without admission": Variant(router=lambda config: replace(config, miss_s=0.0, late_share=1.0)),
+    "without mixing": Variant(mixing=False),
+    "without prefix affinity": Variant(
+        policy=lambda config: Forgetful(POLICIES[config.policy](config)),
+    ),
+}
