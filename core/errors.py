@@ -48,6 +48,10 @@ class InvalidArgument(BatonError):
     code = Code.INVALID_ARGUMENT
 
 
+class PromptTooLong(InvalidArgument):
+    """More tokens than the model's context holds: what clients with a conversation to shorten look for."""
+
+
 class NotFound(BatonError):
     code = Code.NOT_FOUND
 

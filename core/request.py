@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from baton.core.errors import InvalidArgument
+from baton.core.errors import InvalidArgument, PromptTooLong
 from baton.core.slices import SLICE, slices
 
 MAX_SEED = 2**63 - 1
@@ -139,7 +139,7 @@ class Request:
         check_token_ids("output_ids", self.output_ids, vocab_size)
         check_token_ids("eos_token_ids", self.eos_token_ids, vocab_size)
         if len(self.prompt_ids) + 1 > max_model_len:
-            raise InvalidArgument(
+            raise PromptTooLong(
                 f"has {len(self.prompt_ids)} tokens, the model's limit is {max_model_len} for prompt and "
                 f"output together, so at most {max_model_len - 1} for the prompt",
                 field="prompt",

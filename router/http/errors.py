@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from baton.core.errors import BatonError, Code, InternalError, NotFound
+from baton.core.errors import BatonError, Code, InternalError, NotFound, PromptTooLong
 from baton.router.http.jsons import to_json
 
 STATUSES: Mapping[Code, int] = {
@@ -85,6 +85,8 @@ def _object(message: str, status: int, param: str | None, code: str) -> dict[str
 def _code(error: BatonError) -> str:
     if isinstance(error, NotFound) and error.field == "model":
         return "model_not_found"
+    if isinstance(error, PromptTooLong):
+        return "context_length_exceeded"
     if error.code is Code.RESOURCE_EXHAUSTED:
         return "rate_limit_exceeded"
     return error.code.value.lower()

@@ -20,6 +20,7 @@ from baton.runtime.grpc_server import BindError
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than what clients' pools and proxies keep a connection, so that they close it
+HEAD_TIMEOUT_S = 30.0
 STOP_GRACE_S = 1
 TICK_S = 1.0
 
@@ -102,11 +103,22 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """With a bound on a request's head, which neither uvicorn nor its parser has here."""
+    """With bounds on a request's head, its size and its time, which neither uvicorn nor its parser has."""
 
     _head_bytes = 0.0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not self._head_bytes:
+            self._await_head()
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > 2 * MAX_METADATA_BYTES and not self.transport.is_closing():
@@ -114,11 +126,21 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = float("-inf")
+        self._stop_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._head_bytes = 0.0
         super().on_message_complete()
+
+    def _await_head(self) -> None:
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 def _bound(options: HttpOptions) -> socket.socket:

@@ -70,7 +70,7 @@ async def test_no_body_makes_a_500() -> None:
             if response.status_code == 400:
                 assert response.json()["error"]["message"]
 
-        @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
         @given(CASES)
         def run(case: tuple[str, Any]) -> None:
             asyncio.run_coroutine_threadsafe(post(*case), loop).result(20)

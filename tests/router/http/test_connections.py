@@ -11,11 +11,12 @@ import time
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 
 from baton.core.load import Role
 from baton.proto.v1 import inference_pb2 as pb
-from baton.router.http import body
+from baton.router.http import body, server
 from baton.router.http.server import HttpOptions, HttpServer
 from baton.runtime.grpc_server import BindError
 from tests.fakes import StubConfig, StubNode, eventually
@@ -109,8 +110,8 @@ async def test_a_client_that_does_not_read_disturbs_nobody_and_loses_nothing() -
         reader, writer = await connect(front)
         writer.transport.pause_reading()
         await eventually(lambda: _connections(front))
-        (server,) = _connections(front)
-        server.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        (held,) = _connections(front)
+        held.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         asked = {"prompt": "x", "max_tokens": 6000, "stream": True, "return_token_ids": True, "logprobs": 5}
         writer.write(raw(asked))
         await eventually(lambda: len(node.running) == 1)
@@ -119,8 +120,8 @@ async def test_a_client_that_does_not_read_disturbs_nobody_and_loses_nothing() -
             await front.post(TEXT, {"prompt": "y", "max_tokens": 20})
             assert time.monotonic() - start < 2.0
         await eventually(lambda: not node.running, 30.0)  # it never waits for the slow client
-        assert server.flow.write_paused
-        assert server.transport.get_write_buffer_size() < 2**18
+        assert held.flow.write_paused
+        assert held.transport.get_write_buffer_size() < 2**18
         writer.transport.resume_reading()
         got = b""
         while b"[DONE]" not in got:
@@ -158,6 +159,30 @@ async def test_a_body_that_comes_in_pieces_and_one_that_never_does(monkeypatch: 
         writer.write(data[:-5])
         assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 408")
         writer.close()
+
+
+async def test_a_head_that_never_comes_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.2)
+    async with http_router(StubNode()) as front:
+        for sent in (b"", b"GET /v1/models HTTP/1.1\r\nho"):
+            reader, writer = await connect(front)
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+        reader, writer = await connect(front)  # and one whose answer takes longer than that
+        front.cluster.nodes[0].config.prefill_s = 0.5
+        writer.write(raw({"prompt": "a", "max_tokens": 2}))
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_openais_client_gives_up_and_the_nodes_are_freed() -> None:
+    nodes = pair(step_s=0.05)
+    async with http_router(*nodes) as front:
+        impatient = front.openai.with_options(timeout=0.3)
+        with pytest.raises(openai.APITimeoutError):
+            await impatient.completions.create(model="stub", prompt="x", max_tokens=4000)
+        await front.cluster.all_idle(1.0)
 
 
 async def test_expect_is_answered_before_a_body_that_is_too_large_is_sent() -> None:
@@ -267,5 +292,5 @@ async def test_a_port_in_use_is_told_and_one_that_is_shared_is_not() -> None:
         await third.start()
     assert caught.value.field == "router.http.port"
     assert "in use" in str(caught.value)
-    for server in (first, second, third):
-        await server.stop()
+    for one in (first, second, third):
+        await one.stop()

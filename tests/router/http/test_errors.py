@@ -138,6 +138,13 @@ async def test_wrong_fields_are_named_and_good_requests_go_on() -> None:
         await front.cluster.all_idle()
 
 
+async def test_a_prompt_beyond_the_context_has_openais_code_for_it() -> None:
+    async with http_router(StubNode(config=StubConfig(max_model_len=8))) as front:
+        for path, body in ((TEXT, {"prompt": "x" * 8}), (CHAT, {"messages": USER})):
+            error = (await front.post(path, body)).json()["error"]
+            assert error["code"] == "context_length_exceeded"
+
+
 async def test_a_misspelt_field_is_told_what_it_may_mean() -> None:
     async with http_router(StubNode()) as front:
         error = (await front.post(TEXT, {"prompt": "a", "max_token": 1})).json()["error"]
