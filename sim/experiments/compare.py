@@ -1,7 +1,7 @@
 """All contenders on all settings: who serves how much in time. Work goes to several processes.
 
 Per setting: every contender's highest rate at the wanted attainment, with the best split found for it; then
-all of them at the rate where the best published policy sits, and at half of it, on the same requests and seeds.
+all at the rate where the best published policy sits, and at half of it, on the same requests and seeds.
 """
 
 from __future__ import annotations

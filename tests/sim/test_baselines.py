@@ -52,7 +52,7 @@ def holds(registry: Registry, name: str, ids: tuple[int, ...]) -> None:
 
 
 def ask(prompt: int = 40, slo: Slo = NO_SLO, expected: float = 16.0) -> Ask:
-    request = Request("r", tuple(range(prompt)))
+    request = Request("r", tuple(range(prompt)), slo=slo)
     return Ask(request, 0.0, PromptChains(request.prompt_ids, ""), expected)
 
 
