@@ -150,7 +150,7 @@ def prefill_pressure(situation: Situation, nodes: float) -> float:
 
 def queue_s(work_s: float, variation: float, nodes: float, load: float) -> float:
     """Mean wait, for arrivals at random."""
-    waiting = load ** (math.sqrt(2.0 * (nodes + 1.0)) - 1.0) / (nodes * (1.0 - load))
+    waiting: float = load ** (math.sqrt(2.0 * (nodes + 1.0)) - 1.0) / (nodes * (1.0 - load))
     return work_s * waiting * (1.0 + variation) / 2.0
 
 
