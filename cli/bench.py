@@ -74,6 +74,10 @@ Compare = Annotated[
     tuple[Path, Path] | None, typer.Option(metavar="A B", help="Measure nothing: compare two results files.")
 ]
 From = Annotated[Path | None, typer.Option("--from", help="Measure nothing: show a results file again.")]
+TwinProfile = Annotated[
+    str | None,
+    typer.Option("--twin", metavar="PROFILE", help="Simulate the runs, too: a profile's name or file."),
+]
 Schema = Annotated[bool, typer.Option("--schema", help="Print the results' JSON schema.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Exit code 4 unless all targets keep the attainment at all rates.")
@@ -116,6 +120,7 @@ def bench(  # noqa: PLR0913 - a command has as many parameters as options
     as_json: AsJson = False,
     compare: Compare = None,
     from_file: From = None,
+    twin: TwinProfile = None,
     schema: Schema = False,
     check: Check = False,
 ) -> None:

@@ -21,8 +21,10 @@ from baton.bench.load.results import Results, read, schema, to_json, write
 from baton.bench.load.tables import complaints, tables
 from baton.bench.load.target import Options
 from baton.bench.load.targets import parse_targets
+from baton.bench.load.twin import twins
 from baton.bench.load.words import Tokenizer
 from baton.bench.load.workload import Workload
+from baton.bench.profile.write import client_s
 from baton.cli.bench_progress import Progressing
 from baton.cli.deployments import find_endpoint
 from baton.cli.terminal import EXIT_FAILURE, answers, notes
@@ -30,6 +32,7 @@ from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
 from baton.engine.weights.locate import locate
 from baton.router.text import load_tokenizer
+from baton.sim.profiles import profile
 
 EXIT_INVALID = 3
 EXIT_MISSED = 4
@@ -75,6 +78,7 @@ class Asked:
     as_json: bool
     compare: tuple[Path, Path] | None
     from_file: Path | None
+    twin: str | None
     schema: bool
     check: bool
 
@@ -151,6 +155,8 @@ def bench(asked: Asked) -> None:
 
 
 def _measure(asked: Asked) -> None:
+    if asked.twin is not None:
+        profile(asked.twin)  # a slip is told before all the measuring
     urls = asked.target or [f"baton=grpc://{find_endpoint(None)}"]
     targets = parse_targets(urls, asked.options())
     question, settings = asked.question(), asked.settings()
@@ -172,6 +178,11 @@ def _measure(asked: Asked) -> None:
 
 
 def _shown(asked: Asked, results: Results) -> None:
+    if asked.twin is not None:
+        path = Path(asked.twin)
+        results.twins = twins(results, profile(asked.twin), client_s(path) if path.suffix else 0.0)
+        if asked.out is not None:
+            write(results, asked.out)
     _print(asked, results)
     if not any(run.summary.ok for run in results.runs):
         sys.exit(EXIT_FAILURE)

@@ -21,7 +21,9 @@ PATTERN = re.compile(r"(?P<model>[^@]+)@(?P<device>\w+?)(x(?P<tp>\d+))?")
 
 
 def profile(name: str) -> Profile:
-    """InvalidArgument: no such profile, or one whose model does not fit its devices."""
+    """name: a file's, too. InvalidArgument: no such profile, or one whose model does not fit its devices."""
+    if name.endswith((".yaml", ".yml")):
+        return read_profile(Path(name))
     measured = _data("measured")
     if name in measured:
         return _measured(name, measured[name])
@@ -35,6 +37,18 @@ def profile(name: str) -> Profile:
         return roofline(_device(device, devices[device]), _shape(model, models[model]), tp)
     except ValueError as error:
         raise InvalidArgument(str(error), field="profile") from None
+
+
+def read_profile(path: Path) -> Profile:
+    """The first profile of a file as `baton profile` writes. InvalidArgument: it holds none."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        name, data = next(iter(loaded.items()))
+        return _measured(str(name), data)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error}", field="profile") from None
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, StopIteration) as error:
+        raise InvalidArgument(f"{path} holds no profile: {error!r}", field="profile") from None
 
 
 def names() -> Iterator[str]:

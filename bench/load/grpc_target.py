@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ from baton.bench.load.record import Outcome, Record
 from baton.bench.load.target import Call, Clock, Facts, Options
 from baton.core.errors import BatonError, Code, Unavailable
 from baton.core.request import FinishReason
-from baton.proto.v1 import inference_pb2_grpc
+from baton.proto.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from baton.runtime import codec
 from baton.runtime.client import convert
 from baton.runtime.client.aio import AsyncClient, AsyncStream
 from baton.runtime.client.types import Delta
@@ -54,11 +56,21 @@ class GrpcTarget:
         wanted = [model for model in models if self._options.model in ("", model.name)]
         if not wanted:
             raise Unavailable(f"{self.url} serves no model {self._options.model}".rstrip())
-        return Facts(wanted[0].name, wanted[0].vocab_size, wanted[0].max_model_len)
+        return Facts(wanted[0].name, wanted[0].vocab_size, wanted[0].max_model_len, await self._nodes())
 
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close(None)
+
+    async def _nodes(self) -> dict[str, int]:
+        assert self._channel is not None
+        admin: Any = admin_pb2_grpc.AdminStub(self._channel)
+        try:
+            cluster = await admin.GetCluster(admin_pb2.GetClusterRequest(), timeout=OPEN_TIMEOUT_S)
+        except grpc.RpcError:
+            return {}  # not for everyone's eyes
+        roles = [codec.role_from_proto(node.load.role) for node in cluster.nodes if node.state == "up"]
+        return dict(Counter(role.value for role in roles))
 
     def prepare(self, shot: Shot) -> Call:
         options = self._options

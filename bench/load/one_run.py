@@ -96,6 +96,7 @@ async def run(target: Target, write: Writer, settings: Settings, turn: Turn, sho
         stopped_s=log.stopped_s,
         records=log.records,
         summary=summarise(counted, plan.window_s),
+        own_times=turn.rate is None,
     )
 
 

@@ -15,7 +15,7 @@ from baton.bench.load.report_charts import (
     spread_cells,
 )
 from baton.bench.load.results import Results, Run
-from baton.bench.load.tables import complaints
+from baton.bench.load.tables import complaints, twin_cells
 from baton.sim.report.page import facts, page, section, table, tiles
 
 HEAD = ("target", "rate", "requests", "ok", "rejected", "failed")
@@ -36,6 +36,11 @@ def page_of(results: Results) -> str:
         parts.append(section("Over the rate", *curves, note=_targets_said(results)))
     if results.pools:
         parts.append(section("Distributions", *distributions(results), note=BUSIEST))
+    if results.twins:
+        rows = [twin_cells(twin) for twin in results.twins]
+        head = ("target", "rate", "round", "", "measured, s", "predicted, s", "error")
+        note = f"The same requests in the simulator, with the profile {results.twins[0].profile}."
+        parts.append(section("What the simulator says", table(head, rows), note=note))
     if runs := _telling(results):
         note = "The first round at each target's highest rate."
         parts.append(section("The course of a run", *courses(runs, colours_of(results)), note=note))

@@ -42,20 +42,27 @@ class Experiment:
     attainment: float
     salt: int
     max_lateness_s: float
+    trace: str = ""
+    prefixes: int = 0
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
+    """nodes: of a Baton deployment, how many of each role."""
+
     name: str
     url: str
     model: str = ""
+    nodes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Run:
     """One target, one rate, one round. rate: requests per second that were meant. lateness_s: of requests
-    sent, behind their time. lag_s: of the client's event loop. invalid: why its figures must not be used; "":
-    they may. stopped_s: when it was ended early, as beyond hope; None: it ran to its end."""
+    sent, behind their time. lag_s: of the client's event loop. invalid: why its figures must not be used;
+    "": they may. stopped_s: when it was ended early, as beyond hope; None: it ran to its end. own_times: a
+    trace's times as they are, not stretched to a rate."""
 
     target: str
     rate: float
@@ -70,6 +77,7 @@ class Run:
     stopped_s: float | None
     records: list[Record]
     summary: Summary
+    own_times: bool = False
 
     @property
     def good(self) -> bool:
@@ -102,6 +110,21 @@ class Found:
     goodput: float
 
 
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """What the simulator says of a run, beside what was measured; seconds. error: of the prediction, as a
+    share of the measured; None: nothing to be compared."""
+
+    target: str
+    rate: float
+    round: int
+    profile: str
+    metric: str
+    measured_s: float | None
+    predicted_s: float | None
+    error: float | None
+
+
 @dataclass(slots=True)
 class Results:
     experiment: Experiment
@@ -109,6 +132,7 @@ class Results:
     runs: list[Run]
     found: list[Found] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    twins: list[Twin] = field(default_factory=list)
     made_at: str = ""
     version: str = ""
     machine: dict[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from baton.bench.load.results import Found, Pool, Results, Run
+from baton.bench.load.results import Found, Pool, Results, Run, Twin
 from baton.bench.load.spread import Spread
 
 
@@ -15,6 +15,8 @@ def tables(results: Results) -> list[Table]:
     shown = [outcome_table(results.pools), latency_table(results.pools)]
     if results.found:
         shown.append(found_table(results.found, results.experiment.attainment))
+    if results.twins:
+        shown.append(twins_table(results.twins))
     return shown
 
 
@@ -49,7 +51,9 @@ def triple(spread: Spread, factor: float = 1.0) -> str:
 
 
 def three_digits(value: float) -> str:
-    """0.123, 1.23, 12.3, 123, 1234."""
+    """0.0123, 0.123, 1.23, 12.3, 123, 1234."""
+    if value < 0.1:
+        return f"{value:.4f}"
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
@@ -68,6 +72,21 @@ def found_table(found: Sequence[Found], attainment: float) -> Table:
         failed = "-" if each.failed_rate is None else f"{each.failed_rate:.3g}"
         shown.add_row(each.target, f"{each.rate:.3g}", failed, f"{each.goodput:.3g}")
     return shown
+
+
+def twins_table(twins: Sequence[Twin]) -> Table:
+    shown = _table("simulated", "rate", "round", "", "measured s", "predicted s", "error")
+    for twin in twins:
+        shown.add_row(*twin_cells(twin))
+    return shown
+
+
+def twin_cells(twin: Twin) -> list[str]:
+    measured, predicted = (
+        "-" if value is None else three_digits(value) for value in (twin.measured_s, twin.predicted_s)
+    )
+    error = "-" if twin.error is None else f"{twin.error:+.1%}"
+    return [twin.target, f"{twin.rate:.3g}", str(twin.round + 1), twin.metric, measured, predicted, error]
 
 
 def complaints(runs: Sequence[Run]) -> list[str]:

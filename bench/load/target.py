@@ -19,11 +19,12 @@ the request at the server. Whatever the server does is an outcome, not an except
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a target says of itself; None, "": nothing."""
+    """What a target says of itself; None, "", {}: nothing. nodes: how many there are, by role."""
 
     model: str = ""
     vocab_size: int | None = None
     max_model_len: int | None = None
+    nodes: dict[str, int] = field(default_factory=dict)
 
 
 class Target(Protocol):

@@ -1,0 +1,105 @@
+"""From measurements to the parameters of a node's profile (`sim.profiles`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAD = 1.4826  # a normal distribution's deviation over its median absolute one
+MAX_NOISE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSample:
+    """A prompt alone on a node: its tokens, steps it took, the node's seconds for it, seconds until the
+    client had its first token."""
+
+    tokens: int
+    steps: int
+    node_s: float
+    ttft_s: float
+
+    @property
+    def pairs(self) -> float:
+        """(token, token before it)."""
+        return self.tokens * (self.tokens - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSample:
+    """A step's mean seconds with so many sequences; context: KV tokens of all of them, in the middle."""
+
+    rows: int
+    context: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSample:
+    payload_bytes: int
+    seconds: float
+
+
+def prefill(samples: Sequence[PrefillSample]) -> tuple[float, float, float]:
+    """Seconds per step, per token, per pair of tokens; none below 0, in relative least squares."""
+    a = np.array([[s.steps, s.tokens, s.pairs] for s in samples], dtype=np.float64)
+    found = nonnegative(a, np.array([s.node_s for s in samples]))
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def prefill_s(fitted: tuple[float, float, float], sample: PrefillSample) -> float:
+    return fitted[0] * sample.steps + fitted[1] * sample.tokens + fitted[2] * sample.pairs
+
+
+def decode(samples: Sequence[DecodeSample]) -> tuple[dict[int, float], float]:
+    """Seconds of a step by rows without context, and seconds per KV token."""
+    rows = sorted({sample.rows for sample in samples})
+    a = np.array([[float(s.rows == r) for r in rows] + [s.context] for s in samples], dtype=np.float64)
+    found = nonnegative(a, np.array([s.step_s for s in samples]))
+    by_rows, least_s = {}, 0.0
+    for place, count in enumerate(rows):  # more rows are never faster
+        least_s = by_rows[count] = max(least_s, float(found[place]))
+    return by_rows, float(found[-1])
+
+
+def transfer(samples: Sequence[TransferSample]) -> tuple[float, float]:
+    """Seconds besides the bytes, and bytes per second. No samples: nothing is known to cost anything."""
+    if not samples:
+        return 0.0, 1e12
+    a = np.array([[1.0, sample.payload_bytes] for sample in samples], dtype=np.float64)
+    fixed, per_byte = nonnegative(a, np.array([sample.seconds for sample in samples]))
+    return float(fixed), 1.0 / max(float(per_byte), 1e-12)
+
+
+def noise(samples: Sequence[PrefillSample], fitted: tuple[float, float, float]) -> float:
+    """Relative deviation of samples from what was fitted, outliers passed over."""
+    off = [abs(sample.node_s / max(prefill_s(fitted, sample), 1e-9) - 1) for sample in samples]
+    return min(MAX_NOISE, MAD * median(off)) if off else 0.0
+
+
+def overhead_s(samples: Sequence[PrefillSample]) -> float:
+    """Of the first token: what passes outside of the node."""
+    return max(0.0, median(sample.ttft_s - sample.node_s for sample in samples)) if samples else 0.0
+
+
+def nonnegative(a: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The x >= 0 with the least squares of (a x - y) / y, or as many columns left out as that takes. Exact
+    for few columns: of all ways to leave some out the best."""
+    weights = 1.0 / np.maximum(y, 1e-9)
+    scale = np.maximum(np.abs(a).max(axis=0), 1e-30)
+    scaled, goal = a / scale * weights[:, None], y * weights
+    count = a.shape[1]
+    best, best_cost = np.zeros(count), float(goal @ goal)
+    for kept in range(count, 0, -1):
+        for columns in combinations(range(count), kept):
+            part, *_ = np.linalg.lstsq(scaled[:, columns], goal, rcond=None)
+            rest = scaled[:, columns] @ part - goal
+            if (part >= 0).all() and (cost := float(rest @ rest)) < best_cost * (1 - 1e-9):
+                best, best_cost = np.zeros(count), cost
+                best[list(columns)] = part
+    return best / scale
