@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.batch import Batch, Row, TokenLogprobs
 from baton.core.prefix import chain, root_key
-from baton.kernels.attention.kv_layer import dequantize_kv, quantize_kv
+from baton.core.request import SamplingParams
+from baton.engine.config import EngineConfig
+from baton.engine.kv_pool import KvPool
+from baton.engine.loader import load
+from baton.engine.torch_runner import TorchRunner
+from baton.kernels.attention.kv_layer import CODE_MAX, dequantize_kv, quantize_kv
 from tests.e2e.cluster import config
 from tests.e2e.exact import LOGPROB_TOLERANCE, QUIET, Case, solid_case, tiny
 from tests.e2e.inprocess import InProcess, Node, inprocess
@@ -23,6 +29,9 @@ PAIRS = [
     ("int8", "int8", 4, "tcp"),
     ("fp8", "fp8", 8, "shm"),
 ]
+NEW_TOKENS = 6
+Answer = tuple[list[int], list[float]]
+"""Token ids and log probabilities."""
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +42,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
 
 @pytest.fixture(scope="module")
 def cases(model: tuple[Path, Reference]) -> list[Case]:
-    return [solid_case(model[1], n, 6) for n in (1, 4, 24, 33)]
+    return [solid_case(model[1], n, NEW_TOKENS) for n in (1, 4, 24, 33)]
 
 
-async def _answers(cluster: InProcess, cases: list[Case]) -> list[tuple[list[int], list[float]]]:
+async def _answers(cluster: InProcess, cases: list[Case]) -> list[Answer]:
     found = []
     for case in cases:
         got = await cluster.client.generate(
-            case.prompt, max_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True, timeout_s=50
+            case.prompt, max_tokens=NEW_TOKENS, temperature=0.0, logprobs=0, ignore_eos=True, timeout_s=50
         )
         found.append((list(got.token_ids), [one.logprob for one in got.logprobs]))
     return found
@@ -69,29 +78,69 @@ async def test_pairs_convert(
         decode_nodes={"engine": {"kv_dtype": decode, "block_size": block_size}},
         transfer={"kinds": (way,)},
     )
+    expected = [_expected(model[0], prefill, decode, case.prompt) for case in cases]
     async with inprocess(settings) as cluster:
-        answers = await _answers(cluster, cases)
+        _check_answers(await _answers(cluster, cases), expected)
         _check_arrived(cluster, cases[-1].prompt)
-        await _answers(cluster, cases)  # beginnings are there already
+        _check_answers(await _answers(cluster, cases), expected)  # beginnings are there already
         _check_arrived(cluster, cases[-1].prompt)
         await cluster.settled()
-    if prefill == decode:
-        alone = config(model[0], **QUIET, prefill=0, decode=0, both=1, engine={"kv_dtype": decode})
-        async with inprocess(alone) as cluster:
-            for (tokens, logprobs), want in zip(answers, await _answers(cluster, cases), strict=True):
-                assert tokens == want[0]
-                assert logprobs == pytest.approx(want[1], abs=LOGPROB_TOLERANCE)
+
+
+def _expected(folder: Path, prefill: str, decode: str, prompt: list[int]) -> Answer:
+    """By two engines that no wire connects: the prompt and the first token by one, the rest by the other,
+    over what the one's KV is in the other's type."""
+    one, other = (
+        load(EngineConfig(str(folder), kv_dtype=kv_dtype, block_size=64, threads=1)).runner(2)
+        for kv_dtype in (prefill, decode)
+    )
+    outputs = [_step(one, prompt, 0, [])]
+    _put(other.pool, *_converted(one.pool.codes[1:], _scales(one.pool), other.pool.codes.dtype))
+    while len(outputs) < NEW_TOKENS:
+        made = [output.token_id for output in outputs]
+        outputs.append(_step(other, prompt, len(prompt) + len(made) - 1, made))
+    return [one.token_id for one in outputs], [one.logprob for one in outputs]
+
+
+def _step(runner: TorchRunner, prompt: list[int], start: int, made: list[int]) -> TokenLogprobs:
+    """The token after the prompt and what was made, of which all from `start` on is computed."""
+    history, sampling = [*prompt, *made], SamplingParams(temperature=0.0, logprobs=0)
+    row = Row(("a", 0), history[start:], start, [1], True, sampling, history, len(prompt))
+    [output] = runner.run(Batch((row,), clear=(1,) if not made else ())).rows
+    assert output.logprobs is not None
+    return output.logprobs
+
+
+def _scales(pool: KvPool) -> torch.Tensor | None:
+    return None if pool.scales is None else pool.scales[1:]
+
+
+def _put(pool: KvPool, values: torch.Tensor, scales: torch.Tensor | None) -> None:
+    pool.codes[1:].view(torch.uint8).copy_(values.contiguous().view(torch.uint8))
+    if pool.scales is not None and scales is not None:
+        pool.scales[1:].copy_(scales)
+
+
+def _converted(
+    values: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """As it is where the types are equal, else as a pool of this type stores such vectors."""
+    if values.dtype == dtype:
+        return values, scales
+    plain = values.float() if scales is None else dequantize_kv(values, scales)
+    return quantize_kv(plain, dtype) if dtype in CODE_MAX else (plain.to(dtype), None)
+
+
+def _check_answers(answers: list[Answer], expected: list[Answer]) -> None:
+    for (tokens, logprobs), want in zip(answers, expected, strict=True):
+        assert tokens == want[0]
+        assert logprobs == pytest.approx(want[1], abs=LOGPROB_TOLERANCE)
 
 
 def _check_arrived(cluster: InProcess, prompt: list[int]) -> None:
-    """To the bit: as it was where the types are equal, else as decode stores such vectors."""
-    values, scales = _stored(cluster.nodes["prefill-0"], prompt)
+    """To the bit."""
     there, scales_there = _stored(cluster.nodes["decode-0"], prompt)
-    if values.dtype != there.dtype:
-        plain = values.float() if scales is None else dequantize_kv(values, scales)
-        values, scales = plain.to(there.dtype), None
-        if scales_there is not None:
-            values, scales = quantize_kv(plain, there.dtype)
+    values, scales = _converted(*_stored(cluster.nodes["prefill-0"], prompt), there.dtype)
     assert torch.equal(values.contiguous().view(torch.uint8), there.contiguous().view(torch.uint8))
     assert (scales is None) == (scales_there is None)
     assert scales is None or torch.equal(scales, scales_there)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,46 @@ def test_weights_are_held_once(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "tied" / "model.safetensors")
     bare = sum(value.nbytes for value in stored.values() if value.dim() > 1)
     assert bare <= loaded.weights_bytes < 1.01 * bare  # panels are filled up
+
+
+GROWTH = """
+import ctypes, gc, re, sys
+import torch
+from pathlib import Path
+from baton.engine.config import EngineConfig
+from baton.engine.loader import load
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return 1024 * int(re.search(r"RssAnon:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+
+small, large, quantization = sys.argv[1:]
+load(EngineConfig(small, quantization=quantization, threads=1))  # brings in what any model needs
+before = resident()
+loaded = load(EngineConfig(large, quantization=quantization, threads=1))
+print(loaded.weights_bytes, resident() - before)
+copy = torch.ones(sum(p.stat().st_size for p in Path(large).glob("*.safetensors")) // 4)
+print(copy.nbytes, resident() - before)
+"""
+
+
+def test_no_other_copy_of_the_weights_stays(original: Path, tmp_path: Path) -> None:
+    """By what a process of its own has in memory: nothing as large as the weights in fp32 comes on top."""
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2}
+    large = write_model(tmp_path / "large", "T", **sizes)
+    for quantization in ("none", "int8"):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", GROWTH, str(original), str(large), quantization],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        (held, grown), (copy, with_copy) = (map(int, line.split()) for line in done.stdout.splitlines())
+        assert held <= grown + 2**20
+        assert grown < held + copy / 2, quantization
+        assert with_copy > held + copy / 2, "a copy would be seen"
 
 
 @pytest.mark.parametrize(

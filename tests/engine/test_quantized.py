@@ -107,13 +107,18 @@ def test_weights_alone_equal_the_model_of_their_values(
 def test_rounded_activations_agree_between_backends(
     variant: str, quantization: str, folders: dict[str, Path]
 ) -> None:
-    """All but those that fall on the border between two codes."""
+    """All but those that fall on the border between two codes: one in ten at most. Not to round them, as with
+    the same weights alone, is another model by far."""
     one, other = (
         torch.cat(_logprobs(folders[variant], quantization=quantization, backend=backend))
         for backend in ("torch", "native")
     )
-    assert float((one - other).abs().median()) < 0.05
-    assert float((one - other).abs().max()) < 1.5
+    alone = quantization.partition("-")[0]
+    unrounded = torch.cat(_logprobs(folders[variant], quantization=alone, backend="native"))
+    differences, effect = (one - other).abs(), (other - unrounded).abs()
+    assert float(differences.quantile(0.9)) < 1e-3
+    assert float(differences.max()) < float(effect.max()) / 2
+    assert float(effect.median()) > 1e-2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
