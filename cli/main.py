@@ -16,6 +16,7 @@ from baton.cli import admin as admin_commands
 from baton.cli import bench as bench_commands
 from baton.cli import config as config_commands
 from baton.cli import profile as profile_commands
+from baton.cli import simulate as simulate_commands
 from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail, told
 from baton.core.errors import BatonError, InvalidArgument
 from baton.runtime.config.model import Quantization as QuantizationWord
@@ -278,6 +279,7 @@ def version() -> None:
 
 app.command("bench")(bench_commands.bench)
 app.command("profile")(profile_commands.profile)
+app.command("simulate")(simulate_commands.simulate)
 app.add_typer(config_commands.app, name="config")
 app.add_typer(admin_commands.app, name="admin")
 

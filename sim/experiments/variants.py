@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from baton.router.ask import Ask
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Registry
+from baton.router.planner import PlannerConfig
 from baton.router.policy import Blocked, Choice
 from baton.router.policy_latency import POLICIES
 from baton.router.prefix_view import PromptChains
@@ -37,18 +38,25 @@ class Variant:
     mixing: bool = True
 
 
-def _in_order_of_arrival(config: RouterConfig) -> RouterConfig:
-    return replace(config, order="fcfs")
+def _without_admission(config: RouterConfig) -> RouterConfig:
+    """Nobody is held back for the sake of others, nor for being too late already."""
+    return replace(_planned(config), miss_s=0.0, late_wait_s=0.0)
+
+
+def _planned(config: RouterConfig) -> RouterConfig:
+    return replace(config, planner=PlannerConfig())
 
 
 VARIANTS = {
-    "Baton": Variant(),
+    "Baton": Variant(_planned),
     "without slack order": Variant(
-        router=_in_order_of_arrival, cluster=lambda cluster: replace(cluster, fcfs=True)
+        lambda config: replace(_planned(config), order="fcfs"),
+        cluster=lambda cluster: replace(cluster, fcfs=True),
     ),
-    "without admission": Variant(router=lambda config: replace(config, miss_s=0.0, late_share=1.0)),
-    "without mixing": Variant(mixing=False),
+    "without admission": Variant(_without_admission),
+    "without mixing": Variant(_planned, mixing=False),
+    "without planner": Variant(),
     "without prefix affinity": Variant(
-        policy=lambda config: Forgetful(POLICIES[config.policy](config)),
+        _planned, policy=lambda config: Forgetful(POLICIES[config.policy](config))
     ),
 }
