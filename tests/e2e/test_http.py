@@ -18,6 +18,7 @@ from tests.e2e.cluster import config
 from tests.e2e.exact import QUIET
 from tests.e2e.inprocess import InProcess, inprocess
 from tests.models import write_model
+from tests.router.http.kit import events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -78,6 +79,46 @@ async def test_token_ids_in_token_ids_out(cluster: InProcess, openai: AsyncOpenA
         assert choice.finish_reason == same.finish_reason.value
     assert answer.usage is not None
     assert answer.usage.completion_tokens == sum(len(same.token_ids) for same in by_grpc)
+    await cluster.settled()
+
+
+ENDS: list[dict[str, Any]] = [
+    {"max_tokens": 1},
+    {"max_tokens": 2},
+    {"stop_token_ids": [0]},
+    {"stop_token_ids": [1]},
+    {"stop": True},
+    {"stop": True, "include_stop": True},
+    {"ignore_eos": True, "max_tokens": 4},
+    {"min_tokens": 3, "stop_token_ids": [0]},
+]
+
+
+@pytest.mark.parametrize("number", range(len(ENDS)))
+async def test_ends_of_answers(cluster: InProcess, number: int) -> None:
+    """stop_token_ids: places in the reference's output; stop: the text of its first visible tokens."""
+    reference = await cluster.client.generate(PROMPT, max_tokens=12, temperature=0.0)
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0} | ENDS[number]
+    if "stop_token_ids" in options:
+        options["stop_token_ids"] = [reference.token_ids[i] for i in options["stop_token_ids"]]
+    if "stop" in options:
+        options["stop"] = [reference.text[1:3]]
+    by_grpc = await cluster.client.generate(PROMPT, **options)
+    asked = options | {"prompt": PROMPT, "return_token_ids": True}
+    if "include_stop" in asked:
+        asked["include_stop_str_in_output"] = asked.pop("include_stop")
+    url = f"http://{cluster.router.http_address}"
+    async with httpx2.AsyncClient(base_url=url, timeout=20) as client:
+        whole = (await client.post("/v1/completions", json=asked)).json()
+        streamed = events((await client.post("/v1/completions", json=asked | {"stream": True})).text)
+    (choice,) = whole["choices"]
+    assert tuple(choice["token_ids"]) == by_grpc.token_ids
+    assert (choice["text"], choice["finish_reason"]) == (by_grpc.text, by_grpc.finish_reason.value)
+    assert whole["usage"]["completion_tokens"] == len(by_grpc.token_ids)
+    chunks = [chunk["choices"][0] for chunk in streamed[:-1]]
+    assert tuple(i for chunk in chunks for i in chunk["token_ids"]) == by_grpc.token_ids
+    assert "".join(chunk["text"] for chunk in chunks) == by_grpc.text
+    assert chunks[-1]["finish_reason"] == choice["finish_reason"]
     await cluster.settled()
 
 
