@@ -31,7 +31,9 @@ def page_of(results: Results) -> str:
     names = ", ".join(target.name for target in results.targets)
     parts = [tiles(_tiles(results)), _outcome(results)]
     if results.found:
-        parts.append(section("Highest rate", found_rates(results), note=_targets_said(results)))
+        parts.append(
+            section("Highest rate", found_rates(results), _tries(results), note=_targets_said(results))
+        )
     if curves := over_rates(results):
         parts.append(section("Over the rate", *curves, note=_targets_said(results)))
     if results.pools:
@@ -104,6 +106,22 @@ def _outcome(results: Results) -> str:
     counts = table((*HEAD, *HEAD_END), rows, marked)
     latencies = table((*HEAD_TIMES, *HEAD_LATENCY, *HEAD_LATENCY_END), times, marked)
     return section("Outcome", counts, latencies, note=f"{_targets_said(results)} {COUNTED}")
+
+
+def _tries(results: Results) -> str:
+    """What a search did, in its order."""
+    rows = [
+        [
+            run.target,
+            f"{run.rate:.3g}",
+            str(run.round + 1),
+            f"{run.summary.goodput.counted:,}",
+            f"{run.summary.goodput.attainment:.1%}",
+            "" if run.stopped_s is None else f"beyond hope after {run.stopped_s:.1f} s",
+        ]
+        for run in results.runs
+    ]
+    return table(("target", "rate", "round", "requests by then", "within targets", ""), rows)
 
 
 def _generator(results: Results) -> str:
