@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.errors import Code
-from baton.core.request import Request, SamplingParams
+from baton.core.request import Request
 from baton.router.events import Complete, Deliver, Outcome, Reject
 from baton.sim.results import RequestResult
-from baton.sim.sampling import END, VOCAB_SIZE, run
+from baton.sim.sampling import END, VOCAB_SIZE, run, sampling_for
 from baton.sim.workload.arrival import Arrival, prompt_ids
 
-GREEDY = SamplingParams(temperature=0.0, seed=0)
 MIN_RETRY_S = 0.05
 START_S = 0.05
 """Nodes join that long before a workload begins."""
@@ -43,14 +42,12 @@ class Open:
 
 
 class Clients:
-    """lengths: of answers, by request id, for the nodes' model. send: takes a new request to the router;
-    again: calls back later with an arrival to be sent once more."""
+    """again: takes one that was turned away, to be sent once more after so many seconds."""
 
     def __init__(
         self,
         spec: ClientSpec,
         client_s: float,
-        lengths: dict[str, int],
         again: Callable[[float, Open], None],
     ) -> None:
         self.spec = spec
@@ -58,7 +55,6 @@ class Clients:
         self.results: list[RequestResult] = []
         self.waiting = 0  # turned away, and coming again
         self._client_s = client_s
-        self._lengths = lengths
         self._again = again
 
     def request(self, one: Open) -> Request:
@@ -69,12 +65,11 @@ class Clients:
         one.got = 0
         assert request_id not in self.open
         self.open[request_id] = one
-        self._lengths[request_id] = arrival.output_tokens
         limit = self.spec.most_tokens
         return Request(
             id=request_id,
             prompt_ids=prompt_ids(arrival, VOCAB_SIZE, number),
-            sampling=GREEDY,
+            sampling=sampling_for(arrival.output_tokens),
             max_tokens=arrival.output_tokens if limit is None else max(limit, arrival.output_tokens),
             eos_token_ids=(END,),
             slo=arrival.slo,
@@ -109,7 +104,6 @@ class Clients:
     def _end(self, request_id: str) -> Open:
         one = self.open.pop(request_id, None)
         assert one is not None, f"{request_id} ended twice, or never began"
-        del self._lengths[request_id]
         return one
 
     def _keep(self, one: Open, outcome: str, facts: Outcome) -> None:

@@ -144,8 +144,7 @@ class Engine:
 
     def _steady(self, rows: Sequence[Row]) -> int:
         """Steps until a sequence ends, or until the batch would change by itself."""
-        lengths = self._hub.lengths
-        left = min([lengths.get(row.seq[0], 0) - len(row.history) + row.prompt_len for row in rows])
+        left = min([row.sampling.seed - len(row.history) + row.prompt_len for row in rows])
         return self.core.steady_steps(min(left, MAX_LEAP)) if left > 1 else 1
 
     def _cut(self) -> None:
@@ -167,12 +166,12 @@ class Engine:
 
     def _complete(self, steps: int) -> None:
         seconds = self._seconds[:steps]
-        lengths = self._hub.lengths
-        self.busy_s += sum(seconds)
+        for each_s in seconds:
+            self.busy_s += each_s
         if steps > 1:
-            self.core.complete_steps({row.seq: _run(row, steps, lengths) for row in self._rows}, seconds)
+            self.core.complete_steps({row.seq: _run(row, steps) for row in self._rows}, seconds)
             return
-        outputs = tuple([RowOutput(row.seq, _token(row, lengths)) for row in self._rows])
+        outputs = tuple([RowOutput(row.seq, _token(row)) for row in self._rows])
         self.core.complete(self._clock.now, StepOutput(outputs, duration_s=seconds[0]))
 
     def _flush(self) -> None:
@@ -189,14 +188,12 @@ class Engine:
         return max(MIN_NOISE, 1.0 + self._sigma * NORMAL[self._turns])
 
 
-def _token(row: Row, lengths: dict[str, int]) -> int | None:
-    if not row.sample:
-        return None
-    return token(len(row.history) - row.prompt_len, lengths.get(row.seq[0], 1))
+def _token(row: Row) -> int | None:
+    return token(len(row.history) - row.prompt_len, row.sampling.seed) if row.sample else None
 
 
-def _run(row: Row, steps: int, lengths: dict[str, int]) -> tuple[int, ...]:
-    return run(len(row.history) - row.prompt_len, steps, lengths.get(row.seq[0], 1))
+def _run(row: Row, steps: int) -> tuple[int, ...]:
+    return run(len(row.history) - row.prompt_len, steps, row.sampling.seed)
 
 
 def work_of(rows: Sequence[Row], decode_rows: int) -> StepWork:

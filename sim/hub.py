@@ -34,9 +34,9 @@ class Inbox(Protocol):
 
 @dataclass(slots=True)
 class Hub:
-    """nodes: the processes that run now, by node id. lengths: of the answers, by request id. leaps: whether
-    steps whose batch stays the same are taken together. beat_s: how long a node may say nothing. touched:
-    nodes at which something has happened since somebody last looked. roles: (when, node id, role it took)."""
+    """nodes: the processes that run now, by node id. leaps: whether steps whose batch stays the same are
+    taken together. beat_s: how long a node may say nothing. touched: nodes at which something has happened
+    since somebody last looked. roles: (when, node id, role it took)."""
 
     clock: Clock
     network: Network
@@ -46,7 +46,6 @@ class Hub:
     leaps: bool = True
     beat_s: float = 1.0
     nodes: dict[str, SimNode] = field(default_factory=dict)
-    lengths: dict[str, int] = field(default_factory=dict)
     report_delays: dict[str, float] = field(default_factory=dict)
     roles: list[tuple[float, str, str]] = field(default_factory=list)
     touched: set[str] = field(default_factory=set)

@@ -16,7 +16,6 @@ from baton.sim.roofline import Device, ModelShape, roofline
 from baton.sim.spec import Profile
 
 DATA = Path(__file__).parent / "data"
-DEFAULT_TP = {"llama-3-70b": 4}
 PATTERN = re.compile(r"(?P<model>[^@]+)@(?P<device>\w+?)(x(?P<tp>\d+))?")
 
 
@@ -32,7 +31,7 @@ def profile(name: str) -> Profile:
     if found is None or found["model"] not in models or found["device"] not in devices:
         raise InvalidArgument(f"no profile {name!r}; there are {', '.join(names())}", field="profile")
     model, device = found["model"], found["device"]
-    tp = int(found["tp"]) if found["tp"] else DEFAULT_TP.get(model, 1)
+    tp = int(found["tp"]) if found["tp"] else models[model].get("devices", 1)
     try:
         return roofline(_device(device, devices[device]), _shape(model, models[model]), tp)
     except ValueError as error:

@@ -86,7 +86,7 @@ class World:
         network = Network(clock, cluster.network, Random(f"{seed}/network"))
         hub = Hub(clock, network, Flows(clock), cluster, seed, leaps=options.leaps, beat_s=config.lease_s / 3)
         self.hub = hub
-        self.clients = Clients(options.clients, cluster.network.client_s, hub.lengths, self._again)
+        self.clients = Clients(options.clients, cluster.network.client_s, self._again)
         self.router = SimRouter(hub, RouterMachine(config, policy), self.clients, watch)
         hub.inbox = self.router
         self._lives: dict[str, int] = {}
