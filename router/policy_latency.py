@@ -151,7 +151,9 @@ class LatencyLegs:
 
 
 def _slow(errors: Residuals, target_s: float | None, tpot_s: float) -> float:
-    return 0.0 if target_s is None else errors.chance_above(target_s / tpot_s)
+    if target_s is None or tpot_s <= 0.0:  # a fit may say that a batch costs nothing
+        return 0.0
+    return errors.chance_above(target_s / tpot_s)
 
 
 def _exposed_s(ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> float:

@@ -18,7 +18,7 @@ from baton.router.machine import RouterMachine
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Registry
 from baton.router.policy import Ask, DecodeLeg, PrefillLeg, Scored
-from baton.router.policy_latency import latency_policy
+from baton.router.policy_latency import _slow, latency_policy
 from baton.router.prefix_view import PromptChains
 
 from .machine_kit import Bench, load, node, of, request
@@ -136,3 +136,9 @@ def test_of_nearly_equal_nodes_the_emptier_one_is_taken() -> None:
         sent[dispatch.decode_node] += 1
         bench.step(Cancelled(f"r{i}"))
     assert sent["d1"] == 8, sent
+
+
+def test_a_batch_that_is_said_to_cost_nothing_is_never_slow() -> None:
+    """A fit is non-negative, so it may be zero; a division by it stopped the machine for good."""
+    assert _slow(DECODES[0].tpot_errors, 0.1, 0.0) == 0.0
+    assert _slow(DECODES[0].tpot_errors, 0.1, 1e9) > 0.5
