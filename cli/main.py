@@ -15,6 +15,7 @@ import typer
 from baton.cli import admin as admin_commands
 from baton.cli import bench as bench_commands
 from baton.cli import config as config_commands
+from baton.cli import plan as plan_commands
 from baton.cli import profile as profile_commands
 from baton.cli import simulate as simulate_commands
 from baton.cli.terminal import EXIT_INTERRUPTED, EXIT_USAGE, fail, told
@@ -85,6 +86,9 @@ PrefixCaching = Annotated[
 Words = Annotated[
     list[str] | None, typer.Option(metavar="WORD", help="As for serve, one or several; default: auto.")
 ]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: section.key=value.")
+]
 AUTO = ("auto",)
 LogLevel = Annotated[
     str | None, typer.Option(help="debug, info, warning or error; default: info, on a terminal warning.")
@@ -126,9 +130,7 @@ def serve(  # noqa: PLR0913 - a command has as many parameters as options
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log level info.")] = False,
     log_level: LogLevel = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting: section.key=value.")
-    ] = None,
+    assignments: Assignments = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print addresses and pids as JSON once ready.")
     ] = False,
@@ -280,6 +282,7 @@ def version() -> None:
 app.command("bench")(bench_commands.bench)
 app.command("profile")(profile_commands.profile)
 app.command("simulate")(simulate_commands.simulate)
+app.command("plan")(plan_commands.plan)
 app.add_typer(config_commands.app, name="config")
 app.add_typer(admin_commands.app, name="admin")
 

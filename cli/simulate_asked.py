@@ -22,7 +22,9 @@ DEFAULT_PROMPT, DEFAULT_OUTPUT, DEFAULT_REQUESTS = "512", "128", 1000
 
 
 @dataclass(frozen=True)
-class Asked:
+class Load:
+    """Options that `baton simulate` and `baton plan` share: what comes, and how fast it is to be served."""
+
     trace: list[Path] | None
     rate: float | None
     cv: float
@@ -32,24 +34,7 @@ class Asked:
     requests: int | None
     ttft: float | None
     tpot: float | None
-    attainment: float
-    profile: str
-    prefill: int | None
-    decode: int | None
-    both: int | None
-    config: Path | None
-    policy: str
-    planner: bool | None
     seed: int
-    compare: bool
-    nodes: int
-    only: list[str] | None
-    quick: bool
-    precision: float
-    workers: int | None
-    as_json: bool
-    html: Path | None
-    out: Path | None
 
     @property
     def slo(self) -> Slo:
@@ -57,13 +42,9 @@ class Asked:
         slo.validate()
         return slo
 
-    @property
-    def kind(self) -> Profile:
-        return profile(self.profile)
-
-    def load(self) -> list[Arrival]:
-        """Arrivals with their targets."""
-        found = self._traced() if self.trace else self._synthetic()
+    def load(self, default_rate: float | None = None) -> list[Arrival]:
+        """Arrivals with their targets. default_rate: of a synthetic load without one."""
+        found = self._traced() if self.trace else self._synthetic(self.rate or default_rate)
         if len(found) < 2:
             raise InvalidArgument("a run needs two requests at least", field="requests")
         return list(arrivals.with_slo(found, self.slo)) if self.slo != Slo() else found
@@ -84,14 +65,14 @@ class Asked:
             output = min(output, length_range(self.output_tokens, "output-tokens")[1])
         return replace(arrival, prompt_tokens=prompt, output_tokens=output)
 
-    def _synthetic(self) -> list[Arrival]:
-        if self.rate is None:
+    def _synthetic(self, rate: float | None) -> list[Arrival]:
+        if rate is None:
             raise InvalidArgument("give --rate, or --trace with a pace of its own", field="rate")
         draw = lengths.uniform(
             length_range(self.prompt_tokens or DEFAULT_PROMPT, "prompt-tokens"),
             length_range(self.output_tokens or DEFAULT_OUTPUT, "output-tokens"),
         )
-        stream = arrivals.gamma(self.rate, self.cv, draw, self.seed)
+        stream = arrivals.gamma(rate, self.cv, draw, self.seed)
         if self.prefixes:
             count, _, tokens = self.prefixes.partition("x")
             if not (count.isdigit() and tokens.isdigit() and int(count)):
@@ -100,6 +81,33 @@ class Asked:
                 )
             stream = arrivals.shared_prefixes(stream, int(count), int(tokens), self.seed)
         return list(islice(stream, self.requests or DEFAULT_REQUESTS))
+
+
+@dataclass(frozen=True)
+class Asked(Load):
+    """The options of `baton simulate`, as they are in `cli.simulate`."""
+
+    attainment: float
+    profile: str
+    prefill: int | None
+    decode: int | None
+    both: int | None
+    config: Path | None
+    policy: str
+    planner: bool | None
+    compare: bool
+    nodes: int
+    only: list[str] | None
+    quick: bool
+    precision: float
+    workers: int | None
+    as_json: bool
+    html: Path | None
+    out: Path | None
+
+    @property
+    def kind(self) -> Profile:
+        return profile(self.profile)
 
     def write(self, results: Any, page: str) -> None:
         """Files that were asked for; JSON to standard output if that was."""

@@ -57,7 +57,7 @@ def _setting(asked: Asked, number: int) -> Setting:
 
 
 def _synthetic(asked: Asked) -> Setting:
-    load = tuple(replace(asked, rate=asked.rate or 1.0).load())
+    load = tuple(asked.load(default_rate=1.0))
     setting = Setting("synthetic", load, asked.slo, asked.kind, asked.nodes, asked.seed, asked.attainment)
     if asked.slo == Slo():
         raise InvalidArgument("say targets: --ttft, --tpot, or both", field="ttft")

@@ -39,10 +39,12 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """kind: "baseline", "baton" (a key of VARIANTS) or "oracle"."""
+    """kind: "baseline", "baton" (a key of VARIANTS) or "oracle". admission: of Baton's policy, if not the
+    usual one."""
 
     name: str
     kind: str
+    admission: str | None = None
 
     def splits(self, setting: Setting) -> list[Split]:
         """Those that it may begin with: dedicated pools; for Baton's policy also nodes that do both."""
@@ -70,6 +72,8 @@ class Contender:
     def _baton(self, setting: Setting, split: Split, rate: float) -> _Parts:
         variant = VARIANTS[self.name]
         config = variant.router(RouterConfig())
+        if self.admission is not None:
+            config = replace(config, admission=self.admission)
         cluster = variant.cluster(_cluster(setting, split))
         return _Parts(cluster, config, variant.policy(config))
 
@@ -83,8 +87,9 @@ class Contender:
 
 
 def _cluster(setting: Setting, split: Split) -> ClusterSpec:
-    profile = replace(setting.profile, max_waiting=WITHOUT_LIMIT)
-    cluster = ClusterSpec.pools(profile, split.prefill, split.decode, split.both)
+    first = replace(setting.profile, max_waiting=WITHOUT_LIMIT)
+    second = replace(setting.decode_profile or first, max_waiting=WITHOUT_LIMIT)
+    cluster = ClusterSpec.pools(first, split.prefill, split.decode, split.both, second)
     return replace(cluster, network=setting.network, report_s=REPORT_S)
 
 

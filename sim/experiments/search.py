@@ -11,7 +11,7 @@ from baton.sim.experiments.point import Point, run_point
 from baton.sim.experiments.setting import Setting, Split
 
 GROW = 1.5
-MOST_GROWTH = 12  # steps, so a factor of 130 either way
+MOST_GROWTH = 13  # looks, so a factor of 130 either way
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """arrivals: at the trace's own pace. attainment: share of requests that must meet their targets."""
+    """arrivals: at the trace's own pace. attainment: share of requests that must meet their targets.
+    decode_profile: of decode nodes, where they differ from the others."""
 
     name: str
     arrivals: tuple[Arrival, ...]
@@ -46,6 +47,7 @@ class Setting:
     seed: int = 0
     attainment: float = 0.9
     network: NetworkSpec = field(default_factory=lambda: NETWORK)
+    decode_profile: Profile | None = None
 
     @property
     def rate(self) -> float:

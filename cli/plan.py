@@ -1,0 +1,57 @@
+"""`baton plan`: which nodes serve a load best, and the deployment's file for them.
+
+Options only; the work is in `cli.plan_run`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli import simulate as options
+
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        help="Kind of node, llama-3.1-8b@h100 or a file; of several (@h100, @h100x2) the best are chosen.",
+    ),
+]
+Devices = Annotated[int, typer.Option("--devices", "--gpus", min=1, help="GPUs (or hosts) to be spent.")]
+Candidates = Annotated[int, typer.Option(min=1, help="Layouts to simulate, the likeliest first.")]
+Model = Annotated[str, typer.Option(help="What the file says to serve: a folder, a hub name, demo.")]
+FileOut = Annotated[Path, typer.Option("--out", "-o", help="The deployment's file to write.")]
+
+
+def plan(  # noqa: PLR0913 - a command has as many parameters as options
+    trace: options.Traces = None,
+    rate: options.Rate = None,
+    cv: options.Burst = 1.0,
+    prompt_tokens: options.PromptTokens = None,
+    output_tokens: options.OutputTokens = None,
+    prefixes: options.Prefixes = None,
+    requests: options.Requests = None,
+    ttft: options.Ttft = None,
+    tpot: options.Tpot = None,
+    attainment: options.Attainment = 0.9,
+    profile: Profiles = None,
+    devices: Devices = 8,
+    candidates: Candidates = 4,
+    model: Model = "demo",
+    seed: options.Seed = 0,
+    precision: options.Precision = 0.05,
+    workers: options.Workers = None,
+    as_json: options.AsJson = False,
+    out: FileOut = Path("deployment.yaml"),
+) -> None:
+    """Search roles, parallel degrees and admission for the most requests per device within the targets.
+
+    The load's rate does not matter but for the shape of a synthetic one: it is raised as far as the targets
+    allow. Exit code 1: no layout keeps them.
+    """
+    given = dict(locals())
+    from baton.cli.plan_run import Wanted, run_plan
+
+    run_plan(Wanted(**given))

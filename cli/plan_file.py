@@ -1,0 +1,70 @@
+"""A plan as the file that `baton serve` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from baton.core.request import Slo
+from baton.runtime.config import load_config
+from baton.sim.experiments.plan import Plan
+from baton.sim.spec import Profile
+
+
+def deployment(plan: Plan, slo: Slo, model: str) -> dict[str, Any]:
+    """Sections and keys of runtime.config. Roles change by themselves from what the plan begins with."""
+    layout = plan.layout
+    second = layout.decode or layout.prefill
+    targets = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}
+    pools = {
+        "prefill": (layout.split.prefill, layout.prefill),
+        "decode": (layout.split.decode, second),
+        "both": (layout.split.both, layout.prefill),
+    }
+    sections, device = {}, 0
+    for role, (count, kind) in pools.items():
+        if count:
+            sections[role] = _pool(count, kind, device)
+            device += round(count * kind.gpus)
+    return {
+        "model": model,
+        "router": {
+            "slo": {name: value for name, value in targets.items() if value is not None},
+            "admission": {"policy": plan.admission},
+            "planner": {"enabled": True},
+        },
+        **sections,
+    }
+
+
+def _pool(count: int, kind: Profile, first: int) -> dict[str, Any]:
+    """first: of the devices that the pool's nodes get, one after another; a node is told its first."""
+    on_gpu = "@" in kind.name
+    devices = [f"cuda:{first + round(i * kind.gpus)}" for i in range(count)] if on_gpu else ["cpu"]
+    return {
+        "count": count,
+        "devices": devices,
+        "engine": {
+            "block_size": kind.block_size,
+            "num_blocks": kind.num_blocks,
+            "max_model_len": kind.max_model_len,
+            "max_batch_tokens": kind.max_batch_tokens,
+            "chunk_tokens": kind.chunk_tokens,
+            "max_running": kind.max_running,
+        },
+    }
+
+
+def write_checked(path: Path, content: dict[str, Any], words: Sequence[str]) -> None:
+    """Nothing is written that `baton serve` would refuse. ConfigError: it would."""
+    comment = "".join(f"# {line}\n" for line in words)
+    text = comment + yaml.safe_dump(content, sort_keys=False)
+    with TemporaryDirectory() as folder:
+        trial = Path(folder) / path.name
+        trial.write_text(text, encoding="utf-8")
+        load_config(trial)
+    path.write_text(text, encoding="utf-8")
