@@ -21,8 +21,9 @@ class EngineConfig:
     """What to load, and how it computes.
 
     model: a folder, a .gguf file, a hub name, or `demo`.
-    dtype: of weights that are not quantised, and of KV unless kv_dtype names another; auto: float32 on a CPU,
-    bfloat16 elsewhere. On a CPU activations are float32 whatever the weights are.
+    dtype: of weights that are not quantised, and of KV unless kv_dtype names another; auto: float32 on a CPU
+    (native kernels hold a matrix in 16 bits where those are the same numbers), bfloat16 elsewhere. On a CPU
+    activations are float32 whatever the weights are.
     quantization: see `weights.matrix.storage`. kv_dtype: auto, a dtype, int8 or fp8.
     backend: see `kernels.backend`. device: cpu, cuda:0, ...
     threads: for computing; 0 leaves it to torch. Two processes that each use all cores wait for each other at

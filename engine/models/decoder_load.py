@@ -98,8 +98,12 @@ class _Loader:
         self._ops = ops
         self._device = engine.torch_device
         self._vector_dtype = engine.activation_dtype
-        self._body = storage(engine.quantization, engine.torch_dtype)
-        self._ends = storage(engine.quantization, engine.torch_dtype, head=True)
+        # Native kernels widen weights as they read them, and then compute as with fp32 ones, bit for bit.
+        narrow = engine.dtype == "auto" and ops.name == "native"
+        self._body, self._ends = (
+            replace(storage(engine.quantization, engine.torch_dtype, head=head), narrow=narrow)
+            for head in (False, True)
+        )
         self._as_stored = False
 
     def load(self) -> Decoder:

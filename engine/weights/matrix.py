@@ -14,6 +14,7 @@ from baton.core.errors import InvalidArgument
 from baton.engine.weights.source import WeightSource
 from baton.kernels.quantize import SCHEMES, QuantizedWeight, WeightScheme, concat, concat_obstacle, quantize
 
+_ROWS_AT_ONCE = 64
 _NUMBER = re.compile(r"\.\d+\.")
 
 log = logging.getLogger(__name__)
@@ -23,12 +24,14 @@ QUANTIZATIONS = ("auto", "none", *SCHEMES)
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """dtype: of what is not quantised. as_stored: keep what the checkpoint stores in few bits as it is.
-    scheme: what everything is quantised with, whatever the checkpoint holds; None: nothing is."""
+    """dtype: of what is not quantised; narrow: unless half as many bits hold the very same numbers.
+    as_stored: keep what the checkpoint stores in few bits as it is. scheme: what everything is quantised with,
+    whatever the checkpoint holds; None: nothing is."""
 
     dtype: torch.dtype
     as_stored: bool = True
     scheme: WeightScheme | None = None
+    narrow: bool = False
 
 
 def storage(quantization: str, dtype: torch.dtype, *, head: bool = False) -> Storage:
@@ -58,7 +61,8 @@ def load_matrix(source: WeightSource, names: Sequence[str], how: Storage) -> tor
     if how.as_stored and (joined := _as_stored(source, names)) is not None:
         return joined
     if how.scheme is None:
-        return _dense(source, names, how.dtype)
+        dense = _dense(source, names, how.dtype)
+        return _narrowed(dense) if how.narrow else dense
     try:
         return quantize(_dense(source, names, torch.float32), how.scheme)
     except InvalidArgument as error:
@@ -90,6 +94,14 @@ def _dense(source: WeightSource, names: Sequence[str], dtype: torch.dtype) -> to
     for name, piece in zip(names, out.split(rows), strict=True):
         source.copy_into(name, piece)
     return out
+
+
+def _narrowed(dense: torch.Tensor) -> torch.Tensor:
+    """Most checkpoints hold bf16 numbers, whatever they are read as."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(torch.equal(rows.to(dtype).to(dense.dtype), rows) for rows in dense.split(_ROWS_AT_ONCE)):
+            return dense.to(dtype)
+    return dense
 
 
 def _told(names: Sequence[str]) -> str:

@@ -143,7 +143,8 @@ class EngineConfig(Section):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights that are not quantised, the same on all nodes, and of KV unless `kv_dtype` says
-    otherwise; auto: float32 on a CPU, bfloat16 elsewhere."""
+    otherwise; auto: float32 on a CPU, bfloat16 elsewhere. Of auto's float32 compiled kernels hold in 16 bits
+    what is the very same numbers there, as in most checkpoints: results have the same bits."""
     quantization: Quantization = "auto"
     """Weights in few bits. auto: as the checkpoint stores them; none: those are dequantised to `dtype`; the
     rest quantise every matrix at loading: int8, int4 (groups of 32), fp8, mxfp4 and nvfp4 the weights alone,

@@ -15,9 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.core.errors import InvalidArgument
+from baton.core.kvcache import KvCache
 from baton.engine.config import EngineConfig
 from baton.engine.loader import LoadedModel, load
-from tests.models import BOS_ID, EOS_ID, VOCAB_SIZE, write_model
+from baton.kernels import native
+from tests.engine.driver import Driver
+from tests.models import BOS_ID, EOS_ID, VOCAB_SIZE, prompt_of, write_model
 
 Edit = Callable[[dict[str, torch.Tensor]], Any]
 
@@ -104,8 +107,39 @@ def test_shards_are_read_as_one(folder: Path) -> None:
 def test_other_dtypes_are_converted(folder: Path) -> None:
     _edit_weights(folder, lambda t: t.update({name: v.bfloat16() for name, v in t.items()}))
     matrices = sum(v.numel() for v in load_file(folder / "model.safetensors").values() if v.dim() > 1)
-    assert _load(folder).weights_bytes == pytest.approx(4 * matrices, rel=0.03)
+    assert _load(folder, dtype="float32").weights_bytes == pytest.approx(4 * matrices, rel=0.03)
+    assert _load(folder, backend="torch").weights_bytes == pytest.approx(4 * matrices, rel=0.03)
     assert _load(folder, dtype="bfloat16").weights_bytes == pytest.approx(2 * matrices, rel=0.03)
+
+
+@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+@pytest.mark.parametrize("variant", ["T", "qwen3_moe"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_16_bits_are_held_as_such_and_give_the_same_bits(
+    variant: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / variant, variant)
+    plain = _load(folder)
+    assert plain.weights_bytes == _load(folder, dtype="float32").weights_bytes
+    _edit_weights(folder, lambda t: t.update({name: v.to(dtype) for name, v in t.items()}))
+    narrow, wide = _load(folder), _load(folder, dtype="float32")
+    assert narrow.weights_bytes < 0.52 * wide.weights_bytes
+    assert narrow.fingerprint == wide.fingerprint
+    told = [
+        Driver(loaded.runner(40), KvCache(40, 16), chunk=7).generate([prompt_of(23), prompt_of(3)], 4)
+        for loaded in (narrow, wide)
+    ]
+    results = [[(one.output, one.logprobs) for one in lives] for lives in told]
+    assert results[0] == results[1]
+
+
+def test_one_number_of_more_bits_keeps_its_matrix_wide(folder: Path) -> None:
+    _edit_weights(folder, lambda t: t.update({name: v.bfloat16().float() for name, v in t.items()}))
+    narrow = _load(folder).weights_bytes
+    name = "model.layers.2.self_attn.o_proj.weight"
+    _edit_weights(folder, lambda t: t[name].view(-1)[-1:].fill_(1 + 2**-20))
+    wide = load_file(folder / "model.safetensors")[name].numel() if _load(folder).backend == "native" else 0
+    assert _load(folder).weights_bytes == narrow + 2 * wide
 
 
 def test_weights_are_held_once(tmp_path: Path) -> None:
