@@ -73,11 +73,11 @@ class Generate(Generic[BodyT]):
             await self._calls.run(streams[0], partial(answer.write, 0), deadline_s)
             return
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as tasks:
                 for number, stream in enumerate(streams):
-                    group.create_task(self._calls.run(stream, partial(answer.write, number), deadline_s))
-        except* BatonError as errors:
-            raise errors.exceptions[0] from None
+                    tasks.create_task(self._calls.run(stream, partial(answer.write, number), deadline_s))
+        except ExceptionGroup as group:
+            raise next((e for e in group.exceptions if isinstance(e, BatonError)), group) from None
 
     def _answer_for(self, asked: Asked, streams: Sequence[GenerateStream], send: Send) -> Answer:
         shapes: list[CompletionChoice | ChatChoice] = []

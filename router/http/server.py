@@ -135,7 +135,11 @@ class _Protocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._no_head)
+
+    def _no_head(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:  # an answer under way is more than a half head
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

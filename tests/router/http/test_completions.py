@@ -196,8 +196,10 @@ async def test_targets_and_names_by_headers(front: Front) -> None:
     assert response.headers["x-request-id"] == "mine-7"
     (node,) = front.cluster.nodes
     assert (node.received[0].slo.ttft_s, node.received[0].slo.tpot_s) == (0.25, 0.0125)
-    other = await front.post("/v1/completions", asked)
-    assert other.headers["x-request-id"].startswith("req-")
+    others = [await front.post("/v1/completions", asked | {"stream": i > 1}) for i in range(4)]
+    names = [other.headers["x-request-id"] for other in others]
+    assert all(name.startswith("req-") for name in names)
+    assert len(set(names)) == 4
 
 
 async def test_timings_only_where_they_are_asked_for(front: Front) -> None:

@@ -172,6 +172,8 @@ async def test_a_head_that_never_comes_or_never_ends(monkeypatch: pytest.MonkeyP
         reader, writer = await connect(front)  # and one whose answer takes longer than that
         front.cluster.nodes[0].config.prefill_s = 0.5
         writer.write(raw({"prompt": "a", "max_tokens": 2}))
+        await eventually(lambda: front.cluster.nodes[0].running)
+        writer.write(b"\r\n")  # as some write behind a body
         assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
         writer.close()
 

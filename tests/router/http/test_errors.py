@@ -11,10 +11,11 @@ import openai
 import pytest
 
 from baton.core.errors import Code, FailedPrecondition, InternalError, InvalidArgument, ResourceExhausted
+from baton.core.request import Request
 from baton.router.http.errors import STATUSES, error_object, error_response
 from baton.router.machine_config import RouterConfig
 from baton.runtime.grpc_channel import TransportOptions
-from tests.fakes import StubConfig, StubNode, eventually
+from tests.fakes import StubConfig, StubNode, eventually, spell
 from tests.router.http.kit import USER, events, http_router
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -262,6 +263,23 @@ async def test_deadlines() -> None:
         *chunks, last = events(late.text)
         assert chunks
         assert last["error"]["code"] == "deadline_exceeded"
+        await front.cluster.all_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_prompt_of_several_that_fails_ends_the_call(stream: bool) -> None:
+    def uneven(request: Request) -> list[int]:
+        return [5] * (2 if request.prompt_ids == tuple(spell("a")) else 4000)
+
+    async with http_router(StubNode(config=StubConfig(script=uneven, step_s=0.02))) as front:
+        asked = {"prompt": ["a", "b", "c"], "max_tokens": 4000, "stream": stream}
+        response = await front.post(TEXT, asked, x_request_timeout="0.4")
+        if stream:
+            *chunks, last = events(response.text)
+            assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1, 2}
+            assert last["error"]["code"] == "deadline_exceeded"
+        else:
+            assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
         await front.cluster.all_idle()
 
 
