@@ -25,8 +25,8 @@ QUANTIZATIONS = ("auto", "none", *SCHEMES)
 @dataclass(frozen=True, slots=True)
 class Storage:
     """dtype: of what is not quantised; narrow: unless half as many bits hold the very same numbers.
-    as_stored: keep what the checkpoint stores in few bits as it is. scheme: what everything is quantised with,
-    whatever the checkpoint holds; None: nothing is."""
+    as_stored: keep what the checkpoint stores in few bits as it is. scheme: what everything is quantised
+    with, whatever the checkpoint holds; None: nothing is."""
 
     dtype: torch.dtype
     as_stored: bool = True
