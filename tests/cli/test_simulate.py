@@ -1,0 +1,117 @@
+"""`baton simulate` and `baton plan`: options, output, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from baton.cli.plan import plan
+from baton.cli.plan_run import Wanted
+from baton.cli.simulate import simulate
+from baton.cli.simulate_asked import Asked
+from baton.runtime.config import load_config
+from tests.cli.invoke import Cli
+
+LIGHT = "--rate 5 --requests 20 --prompt-tokens 100-900 --output-tokens 5-9"
+TARGETS = "--ttft 0.5 --tpot 0.03"
+
+
+def test_every_option_arrives() -> None:
+    for command, values in ((simulate, Asked), (plan, Wanted)):
+        assert set(signature(command).parameters) == {field.name for field in fields(values)}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("simulate", "rate: give --rate"),
+        ("simulate --rate 1 --prompt-tokens 0", "prompt-tokens: write 256"),
+        ("simulate --rate 1 --prefixes 3", "prefixes: write 4x128"),
+        ("simulate --rate 1 --ttft -1", "slo.ttft_s: must be greater than 0"),
+        ("simulate --rate 1 --policy best", "policy: is 'best'; there are Baton, random"),
+        ("simulate --rate 1 --profile abacus", "profile: no profile 'abacus'"),
+        ("simulate --rate 1 --prefill 0", "nodes: no nodes"),
+        ("simulate --trace none.jsonl", "none.jsonl:1:"),
+        ("simulate --trace a.csv --trace b.csv", "trace: give one trace"),
+        ("simulate --compare --rate 1", "ttft: say targets"),
+        ("simulate --compare --rate 1 --ttft 1 --only best", "only: is 'best'"),
+        ("simulate --rate 1 --config none.yaml", "none.yaml"),
+        ("plan --rate 1", "ttft: say targets"),
+        ("plan --ttft 0.0001", "ttft: no profile meets the targets"),
+    ],
+)
+def test_wrong_usage_is_one_line(cli: Cli, line: str, message: str) -> None:
+    done = cli(*line.split())
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_run_is_told_and_written(cli: Cli, tmp_path: Path) -> None:
+    files = f"--out {tmp_path}/r.json --html {tmp_path}/r.html"
+    done = cli("simulate", *f"{LIGHT} {TARGETS} {files}".split())
+    assert (done.code, done.err) == (0, "")
+    assert "TTFT" in done.out
+    assert "100.0%" in done.out
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["summary"]["requests"] == found["summary"]["completed"] == 20
+    assert {stay["role"] for stay in found["roles"]} == {"prefill", "decode"}
+    page = (tmp_path / "r.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "Roles" in page
+
+
+def test_the_same_seed_gives_the_same_run(cli: Cli) -> None:
+    first, again, other = (
+        cli("simulate", "--json", *f"{LIGHT} {TARGETS} --seed {seed}".split()).out for seed in (1, 1, 2)
+    )
+    assert json.loads(first) == json.loads(again) != json.loads(other)
+
+
+def test_nodes_and_router_come_from_a_deployments_file(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text("prefill: {count: 2}\ndecode: {count: 1}\nrouter: {planner: {enabled: true}}\n")
+    found = json.loads(cli("simulate", "--json", *f"{LIGHT} --config {file} --decode 3".split()).out)
+    assert sorted(found["busy"]) == ["d0", "d1", "d2", "p0", "p1"]
+
+
+def test_a_trace_is_replayed_at_another_pace_under_a_published_policy(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:17:{i:02d},{500 + i},7" for i in range(30)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    line = f"--trace {trace} --rate 10 --requests 15 --policy Mooncake {TARGETS}"
+    found = json.loads(cli("simulate", "--json", *line.split()).out)
+    assert found["rate"] == pytest.approx(10.0)
+    assert found["summary"]["requests"] == 15
+    assert found["told"]["policy"] == "Mooncake"
+
+
+def test_policies_are_compared(cli: Cli, tmp_path: Path) -> None:
+    only = ("--only", "Baton", "--only", "round robin")
+    line = f"--requests 20 --prompt-tokens 4000 --output-tokens 10 {TARGETS} --nodes 2 --workers 1"
+    done = cli(
+        "simulate", "--compare", *line.split(), *only, "--precision", "0.4", "--html", f"{tmp_path}/c.html"
+    )
+    assert done.code == 0
+    assert "round robin" in done.out
+    assert "Policies compared" in (tmp_path / "c.html").read_text()
+
+
+def test_a_plan_is_a_file_that_serves(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "deployment.yaml"
+    line = f"{LIGHT} {TARGETS} --gpus 2 --candidates 1 --workers 1 --precision 0.4 --model /models/m -o {out}"
+    done = cli("plan", "--json", *line.split())
+    assert done.code == 0
+    found = json.loads(done.out)
+    assert found["rate_per_device"] == pytest.approx(found["rate"] / 2)
+    config = load_config(out).resolved()
+    assert config.node_count == 2
+    assert config.model == "/models/m"
+    assert config.router.slo.ttft_s == 0.5
+    assert config.router.planner.enabled
+    assert out.read_text().startswith("# ")
