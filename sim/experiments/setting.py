@@ -14,9 +14,9 @@ from baton.sim.workload.arrivals import offered_rate, scaled, with_slo
 from baton.sim.workload.traces import read_trace
 
 CHAT = Slo(ttft_s=1.0, tpot_s=0.05)
-"""MLPerf Inference 5.1, Llama-3.1-8B, interactive scenario."""
+"""Of an interactive service."""
 LONG_CONTEXT = Slo(ttft_s=30.0, tpot_s=0.1)
-"""Mooncake (FAST'25), end-to-end experiments."""
+"""Mooncake (arXiv:2407.00079), experiment with the real workload."""
 TARGETS = {"azure": CHAT, "mooncake": LONG_CONTEXT}
 NETWORK = NetworkSpec(latency_s=0.0002)
 
