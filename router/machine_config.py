@@ -25,7 +25,7 @@ class RouterConfig:
     aging_s: float = 5.0
     starve_s: float = 2.0  # a request passed over for that long lets nobody pass any more
     lookahead: int = 16  # how many requests that cannot run now others may pass
-    max_node_wait_s: float = 0.1
+    max_node_wait_s: float = 0.2
     max_node_requests: int = 256
     decode_slack: int = 2  # requests a decode node may have beyond its batch, so that slots never idle
     no_node_wait_s: float = 10.0
@@ -40,7 +40,7 @@ class RouterConfig:
     quantile: float = 0.7  # predictions are taken so that this share of measurements stays below
     miss_s: float = 10.0  # a target missed is worth so many seconds of others' waiting
     order: str = "slack"  # of the queue: by due date, those in vain last; or "fcfs": by arrival
-    margin: float = 0.1  # that share of a target is kept in hand when the queue is sorted
+    margin: float = 0.05  # that share of a target is kept in hand when the queue is sorted
     late_share: float = 0.1  # of the work done goes to requests in vain that have waited
     late_wait_s: float = 30.0  # for so long
     admission: str = "defer"  # "reject": turn away at arrival who has less than `least_chance` of its targets
