@@ -126,8 +126,8 @@ def bench(  # noqa: PLR0913 - a command has as many parameters as options
 ) -> None:
     """Send requests at a rate, whatever becomes of them; report latencies, goodput, errors.
 
-    Exit codes: 0 measured; 1 nothing could be; 2 wrong usage; 3 some runs do not count, for the generator was
-    late; 4 with --check: targets missed.
+    Exit codes: 0 measured; 1 a target gave no answer; 2 wrong usage; 3 some runs do not count, for the
+    generator was late; 4 with --check: targets missed.
     """
     given = dict(locals())
     from baton.cli import bench_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,18 +52,18 @@ class Summary:
 
 
 ERRORS_KEPT = 8
+NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def summarise(records: Sequence[Record], window_s: float) -> Summary:
     """records: those that count."""
     whole = [record for record in records if record.outcome is Outcome.OK]
     per_s = 1.0 / window_s if window_s > 0 else 0.0
-    errors = Counter(record.error for record in records if record.error)
     return Summary(
         window_s=window_s,
         requests=len(records),
         outcomes={str(kind): count for kind, count in Counter(r.outcome for r in records).items()},
-        errors=dict(errors.most_common(ERRORS_KEPT)),
+        errors=_errors(records),
         offered_rate=len(records) * per_s,
         completed_rate=len(whole) * per_s,
         goodput=goodput(records, window_s),
@@ -78,6 +79,18 @@ def summarise(records: Sequence[Record], window_s: float) -> Summary:
         longest_gap_s=spread(record.longest_gap_s for record in whole),
         cached_tokens=sum(record.cached_tokens or 0 for record in whole),
     )
+
+
+def _errors(records: Sequence[Record]) -> dict[str, int]:
+    """The commonest with their counts; those that differ in numbers only are one, told by the first."""
+    counts: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for record in records:
+        if record.error:
+            kind = NUMBER.sub("#", record.error)
+            first.setdefault(kind, record.error)
+            counts[kind] += 1
+    return {first[kind]: count for kind, count in counts.most_common(ERRORS_KEPT)}
 
 
 def _prompt_tokens(record: Record) -> int:

@@ -115,6 +115,12 @@ def test_goodput_counts_everything_that_was_asked(outcomes: list[Outcome], windo
     assert summary.ok + summary.rejected + summary.failed == len(outcomes) == sum(summary.outcomes.values())
 
 
+def test_errors_that_differ_in_numbers_are_one() -> None:
+    said = ["a wait of 61.4 s", "a wait of 7 s", "no", "", "a wait of 61.4 s"]
+    found = summarise([record(i, outcome=Outcome.REJECTED, error=text) for i, text in enumerate(said)], 1.0)
+    assert found.errors == {"a wait of 61.4 s": 3, "no": 1}
+
+
 @given(st.integers(0, 300), st.integers(1, 300))
 def test_wilson_holds_the_share_and_narrows(hits: int, tries: int) -> None:
     hits = min(hits, tries)
