@@ -54,6 +54,11 @@ class Table:
         return next((row for row in self.rows if row.contender == contender), None)
 
     @property
+    def perfect(self) -> float:
+        """The highest rate of the contender that knows all, or what no schedule can exceed."""
+        return next((row.highest for row in self.rows if row.kind == "oracle"), self.bound)
+
+    @property
     def published_rate(self) -> float:
         row = self.row(self.best_published)
         return row.highest if row else 0.0

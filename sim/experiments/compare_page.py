@@ -11,7 +11,7 @@ from baton.sim.report.page import page, section, table, tiles
 from baton.sim.report.scale import Axis, number, seconds, share
 
 HEAD = (
-    "policy", "split", "highest rate", "x best published", "of bound",
+    "policy", "split", "highest rate", "x best published", "of perfect",
     "within targets", "TTFT P90", "TPOT P90", "at half that rate",
 )  # fmt: skip
 COLOUR = {"baseline": 9, "baton": 2, "oracle": 6}
@@ -52,7 +52,7 @@ def _row(found: Table, row: Row) -> tuple[str, ...]:
         row.split,
         f"{number(row.highest)}/s",
         f"{row.highest / found.published_rate:.2f}" if found.published_rate else "–",
-        f"{row.highest / found.bound:.0%}" if found.bound else "–",
+        f"{row.highest / found.perfect:.0%}" if found.perfect else "–",
         share(at.attained),
         seconds(at.ttft_p90_s),
         seconds(at.tpot_p90_s),

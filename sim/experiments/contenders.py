@@ -12,7 +12,7 @@ from baton.router.machine_config import RouterConfig
 from baton.router.policy import Policy
 from baton.sim.baselines.catalogue import BASELINES, WITHOUT_LIMIT, Chooser, baseline
 from baton.sim.clients import ClientSpec
-from baton.sim.experiments.oracle import Oracle
+from baton.sim.experiments.oracle import EFFICIENCIES, Oracle
 from baton.sim.experiments.setting import Setting, Split
 from baton.sim.experiments.variants import VARIANTS
 from baton.sim.router import Watcher
@@ -40,11 +40,18 @@ class _Parts:
 @dataclass(frozen=True, slots=True)
 class Contender:
     """kind: "baseline", "baton" (a key of VARIANTS) or "oracle". admission: of Baton's policy, if not the
-    usual one."""
+    usual one. efficiency: see Oracle."""
 
     name: str
     kind: str
     admission: str | None = None
+    efficiency: float | None = None
+
+    def tries(self) -> list[Contender]:
+        """Of which the best counts: one that knows all must be told how much of it to believe."""
+        if self.kind != "oracle":
+            return [self]
+        return [replace(self, efficiency=efficiency) for efficiency in EFFICIENCIES]
 
     def splits(self, setting: Setting) -> list[Split]:
         """Those that it may begin with: dedicated pools; for Baton's policy also nodes that do both."""
@@ -78,12 +85,12 @@ class Contender:
         return _Parts(cluster, config, variant.policy(config))
 
     def _oracle(self, setting: Setting, split: Split, rate: float) -> _Parts:
-        """No network between the nodes, answers' lengths known, and which requests to turn away."""
-        ideal = replace(setting.profile, nic_bytes_s=IDEAL_NIC_BYTES_S, write_s=0.0)
+        """No network between the nodes, no noise, answers' lengths known, and which requests to refuse."""
+        ideal = replace(setting.profile, nic_bytes_s=IDEAL_NIC_BYTES_S, write_s=0.0, noise=0.0)
         cluster = _cluster(replace(setting, profile=ideal, network=IDEAL_NETWORK), split)
-        config = replace(RouterConfig(), max_queue_wait_s=WITHOUT_LIMIT)
+        config = RouterConfig(max_queue_wait_s=WITHOUT_LIMIT)
         exact = ClientSpec(most_tokens=None)
-        return _Parts(cluster, config, Oracle(setting, rate, config), exact)
+        return _Parts(cluster, config, Oracle(setting, rate, config, self.efficiency), exact)
 
 
 def _cluster(setting: Setting, split: Split) -> ClusterSpec:

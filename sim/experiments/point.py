@@ -53,6 +53,17 @@ def run_point(
     contender: Contender, setting: Setting, split: Split, rate: float, *, least: float | None = None
 ) -> Point:
     """least: the attainment below which the run is of no interest and may end early."""
+    best = Point(contender.name, str(split), rate, -1.0, whole=False)
+    for each in contender.tries():
+        point = _run(each, setting, split, rate, least)
+        if point.attained > best.attained:
+            best = point
+        if least is not None and best.attained >= least:
+            break
+    return best
+
+
+def _run(contender: Contender, setting: Setting, split: Split, rate: float, least: float | None) -> Point:
     ended: list[RequestResult] = []
     count = len(setting.arrivals)
     watch = None if least is None else _Misses(ended, (1.0 - least) * count).watch
