@@ -17,7 +17,7 @@ from baton.bench.load.compare import comparison
 from baton.bench.load.generator import Limits
 from baton.bench.load.measure import Question, measure
 from baton.bench.load.one_run import Settings
-from baton.bench.load.results import Results, read, schema, to_json, write
+from baton.bench.load.results import Results, pooled, read, schema, to_json, write
 from baton.bench.load.tables import complaints, tables
 from baton.bench.load.target import Options
 from baton.bench.load.targets import parse_targets
@@ -149,7 +149,9 @@ def bench(asked: Asked) -> None:
     elif asked.compare is not None:
         _compare(asked, *asked.compare)
     elif asked.from_file is not None:
-        _shown(asked, read(asked.from_file))
+        results = read(asked.from_file)
+        results.pools = pooled(results.runs)
+        _shown(asked, results)
     else:
         _measure(asked)
 
@@ -189,7 +191,8 @@ def _shown(asked: Asked, results: Results) -> None:
         sys.exit(EXIT_FAILURE)
     if any(run.invalid for run in results.runs):
         sys.exit(EXIT_INVALID)
-    kept = [pool.summary.goodput.attainment >= results.experiment.attainment for pool in results.pools]
+    wanted = results.experiment.attainment
+    kept = [pool.summary.goodput.attainment >= wanted for pool in results.pools]
     if asked.check and not all(kept):
         sys.exit(EXIT_MISSED)
 

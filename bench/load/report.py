@@ -15,7 +15,7 @@ from baton.bench.load.report_charts import (
     spread_cells,
 )
 from baton.bench.load.results import Results, Run
-from baton.bench.load.tables import complaints, twin_cells
+from baton.bench.load.tables import complaints, pool_name, twin_cells
 from baton.sim.report.page import facts, page, section, table, tiles
 
 HEAD = ("target", "rate", "requests", "ok", "rejected", "failed")
@@ -36,7 +36,7 @@ def page_of(results: Results) -> str:
         )
     if curves := over_rates(results):
         parts.append(section("Over the rate", *curves, note=_targets_said(results)))
-    if results.pools:
+    if any(run.good for run in results.runs):
         parts.append(section("Distributions", *distributions(results), note=BUSIEST))
     if results.twins:
         rows = [twin_cells(twin) for twin in results.twins]
@@ -65,9 +65,10 @@ def page_of_comparison(found: Comparison) -> str:
 
 def _tiles(results: Results) -> list[tuple[str, str, str]]:
     """Of the best target: the one with the most goodput."""
-    if not results.pools:
-        return [("runs that count", "0", "see below")]
-    best = max(results.pools, key=lambda pool: pool.summary.goodput.rate)
+    counting = [pool for pool in results.pools if not pool.invalid]
+    if not counting:
+        return [("runs that count", "0", "why not: see The generator")]
+    best = max(counting, key=lambda pool: pool.summary.goodput.rate)
     where, summary = f"{best.target} at {best.rate:.3g}/s", best.summary
     return [
         ("goodput", f"{summary.goodput.rate:.3g}/s", where),
@@ -81,7 +82,7 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
 def _outcome(results: Results) -> str:
     rows, times = [], []
     for pool in results.pools:
-        summary, goodput, name = pool.summary, pool.summary.goodput, [pool.target, f"{pool.rate:.3g}"]
+        summary, goodput, name = pool.summary, pool.summary.goodput, [pool_name(pool), f"{pool.rate:.3g}"]
         rows.append(
             [
                 *name,

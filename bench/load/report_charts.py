@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from baton.bench.load.record import Record
-from baton.bench.load.results import Results, Run
+from baton.bench.load.results import Pool, Results, Run
 from baton.bench.load.spread import Spread
 from baton.bench.load.summary import Summary
 from baton.sim.report.bars import Bar, bars
@@ -44,7 +44,7 @@ def distributions(results: Results) -> list[str]:
 
 def over_rates(results: Results) -> list[str]:
     """Curves over the rate; none unless two rates were measured."""
-    if len({pool.rate for pool in results.pools}) < 2:
+    if len({pool.rate for pool in counting(results)}) < 2:
         return []
     experiment = results.experiment
     rate = Axis("requests per second", low=0.0)
@@ -98,10 +98,14 @@ def colours_of(results: Results) -> dict[str, int]:
     return {target.name: number for number, target in enumerate(results.targets)}
 
 
+def counting(results: Results) -> list[Pool]:
+    return [pool for pool in results.pools if not pool.invalid]
+
+
 def busiest(results: Results) -> dict[str, list[Record]]:
     """By target, what counts of its runs at the highest rate."""
     rates: dict[str, float] = {}
-    for pool in results.pools:
+    for pool in counting(results):
         rates[pool.target] = max(pool.rate, rates.get(pool.target, 0.0))
     found: dict[str, list[Record]] = {}
     for run in results.runs:
@@ -128,7 +132,7 @@ def one(value: float | None) -> list[float]:
 
 def _curves(results: Results, value: Callable[[Summary], float | None]) -> list[Series]:
     points: dict[str, list[tuple[float, float]]] = {}
-    for pool in results.pools:
+    for pool in counting(results):
         if (found := value(pool.summary)) is not None:
             points.setdefault(pool.target, []).append((pool.rate, found))
     colours = colours_of(results)

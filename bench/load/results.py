@@ -91,12 +91,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All valid rounds of one target at one rate together."""
+    """The rounds of one target at one rate together: those that count; where none does, those that do not,
+    and then `invalid` says why."""
 
     target: str
     rate: float
     rounds: int
     summary: Summary
+    invalid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +142,20 @@ class Results:
 
 
 def pooled(runs: list[Run]) -> list[Pool]:
-    """By target and rate, targets in the order in which they came; runs that are invalid or were ended early
-    stay out."""
+    """By target and rate, targets in the order in which they came. Runs that were ended early stay out."""
     groups: dict[tuple[str, float], list[Run]] = {}
     for run in runs:
-        if run.good:
+        if run.stopped_s is None:
             groups.setdefault((run.target, run.rate), []).append(run)
-    found = []
     order = list(dict.fromkeys(run.target for run in runs))
+    found = []
     for (target, rate), group in sorted(
         groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
     ):
-        records = [record for run in group for record in run.counted]
-        window_s = sum(run.until_s - run.from_s for run in group)
-        found.append(Pool(target, rate, len(group), summarise(records, window_s)))
+        kept = [run for run in group if run.good] or group
+        records = [record for run in kept for record in run.counted]
+        window_s = sum(run.until_s - run.from_s for run in kept)
+        found.append(Pool(target, rate, len(kept), summarise(records, window_s), kept[0].invalid))
     return found
 
 

@@ -25,7 +25,7 @@ def outcome_table(pools: Sequence[Pool]) -> Table:
     for pool in pools:
         summary, goodput = pool.summary, pool.summary.goodput
         shown.add_row(
-            pool.target,
+            pool_name(pool),
             f"{pool.rate:.3g}",
             *(f"{n:,}" for n in (summary.requests, summary.ok, summary.rejected, summary.failed)),
             f"{summary.output_tps:,.1f}",
@@ -41,8 +41,13 @@ def latency_table(pools: Sequence[Pool]) -> Table:
     for pool in pools:
         summary = pool.summary
         cells = (triple(summary.ttft_s), triple(summary.tpot_s, 1e3), triple(summary.itl_s, 1e3))
-        shown.add_row(pool.target, f"{pool.rate:.3g}", *cells)
+        shown.add_row(pool_name(pool), f"{pool.rate:.3g}", *cells)
     return shown
+
+
+def pool_name(pool: Pool) -> str:
+    """With a mark where the figures must not be used."""
+    return f"{pool.target} (!)" if pool.invalid else pool.target
 
 
 def triple(spread: Spread, factor: float = 1.0) -> str:

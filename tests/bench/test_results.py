@@ -13,7 +13,7 @@ from baton.bench.load.compare import comparison, verdict
 from baton.bench.load.report import page_of, page_of_comparison
 from baton.bench.load.report_charts import in_flight
 from baton.bench.load.results import Found, pooled, read, schema, to_json, write
-from baton.bench.load.tables import complaints, three_digits
+from baton.bench.load.tables import complaints, pool_name, three_digits
 from baton.core.errors import InvalidArgument
 from tests.bench.records import record, results, run
 
@@ -64,6 +64,9 @@ def test_rounds_are_pooled_and_what_does_not_count_stays_out() -> None:
     ]
     assert pools[1].summary.requests == 120
     assert pools[1].summary.window_s == 60.0
+    assert not any(pool.invalid for pool in pools)
+    (only,) = pooled([bad])
+    assert (only.rounds, only.invalid, pool_name(only)) == (1, "the generator was late", "a (!)")
     assert complaints([bad]) == ["a at 2/s, round 1 does not count: the generator was late"]
 
 
