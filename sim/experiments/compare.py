@@ -1,7 +1,8 @@
 """All contenders on all settings: who serves how much in time. Work goes to several processes.
 
-Per setting: every contender's highest rate at the wanted attainment, with the best split found for it; then
-all at the rate where the best published policy sits, and at half of it, on the same requests and seeds.
+Per setting: every contender's highest rate at the wanted attainment, with the best split found for it (roughly,
+for published policies out of contention); then all at the rate where the best published one sits, and those that
+matter at half of it, on the same requests and seeds.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ from multiprocessing import get_context
 from baton.sim.experiments.contenders import Contender
 from baton.sim.experiments.point import Point, run_point
 from baton.sim.experiments.search import Highest, Search, bound_rate
-from baton.sim.experiments.setting import Setting
+from baton.sim.experiments.setting import Setting, Split
 
 SHARES = (1.0, 0.5)  # of the best published policy's rate
+ROUGH = 0.25  # precision at which it is decided who may be the best
 Progress = Callable[[int, int, str], None]
 """(done, of how many, what was done last)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """highest: the contender's own rate at the attainment. at_best, at_half: at the best published policy's,
-    and at half of it."""
+    """highest: the contender's own rate at the attainment. at_best: at the best published policy's rate.
+    at_half: at half of it; None for the other published ones."""
 
     contender: str
     kind: str
     split: str
     highest: float
     at_best: Point
-    at_half: Point
+    at_half: Point | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,15 @@ def compare(
             raise
 
 
-def find_highest(contender: Contender, setting: Setting, precision: float, start: float) -> Highest:
-    """Of one contender; runs in a process of its own."""
-    return Search(contender, setting, precision).best(start)
+def find_highest(
+    contender: Contender, setting: Setting, precision: float, start: float, split: Split | None = None
+) -> Highest:
+    """Of one contender, with one split or the best; runs in a process of its own."""
+    return Search(contender, setting, precision).best(start, [split] if split else None)
+
+
+_Job = tuple[int, Contender, float, Split | None, float]
+"""(setting's number, contender, rate to begin with, split or None for the best, precision)."""
 
 
 class _Study:
@@ -103,34 +111,54 @@ class _Study:
         self._pool = pool
         self._progress = progress
         self._done = 0
+        self._planned = len(self._work)
         self._highest: dict[tuple[int, str], Highest] = {}
         self._points: dict[tuple[int, str, float], Point] = {}
 
     def tables(self) -> list[Table]:
+        every = range(len(self._settings))
         bounds = [bound_rate(setting) for setting in self._settings]
-        self._search(bounds)
-        best = [self._best_published(i) for i in range(len(self._settings))]
-        self._compare([found.rate for found in best])
-        return [self._table(i, bounds[i], best[i].contender) for i in range(len(self._settings))]
+        published = [(i, c) for i, c in self._work if c.kind == "baseline"]
+        coarse = max(ROUGH, self._precision)
+        self._search([(i, c, bounds[i] / 3, None, coarse) for i, c in published])
+        self._refine(published)
+        others = [each for each in self._work if each not in published]
+        starts = [self._best_published(i).rate if published else bounds[i] / 2 for i in every]
+        self._search([(i, c, starts[i], None, self._precision) for i, c in others])
+        best = [self._best_published(i) for i in every]
+        self._compare(best)
+        return [self._table(i, bounds[i], best[i].contender) for i in every]
 
-    def _search(self, bounds: Sequence[float]) -> None:
-        """Begins in the middle of what is possible."""
+    def _refine(self, published: Sequence[tuple[int, Contender]]) -> None:
+        """Those that may be the best, to the precision asked for."""
+        todo: list[_Job] = []
+        for i, contender in published:
+            found = self._highest[i, contender.name]
+            if found.rate * (1.0 + ROUGH) >= self._best_published(i).rate > 0.0:
+                todo.append((i, contender, found.rate, found.split, self._precision))
+        self._planned += len(todo)
+        self._search(todo)
+
+    def _search(self, todo: Sequence[_Job]) -> None:
         jobs = {
-            self._pool.submit(find_highest, c, self._settings[i], self._precision, bounds[i] / 2): (i, c)
-            for i, c in self._work
+            self._pool.submit(find_highest, c, self._settings[i], precision, start, split): (i, c)
+            for i, c, start, split, precision in todo
         }
         for future in as_completed(jobs):
             i, contender = jobs[future]
             found = self._highest[i, contender.name] = future.result()
             self._tell(f"{self._settings[i].name}: {contender.name} {found.rate:.3g}/s with {found.split}")
 
-    def _compare(self, rates: Sequence[float]) -> None:
+    def _compare(self, best: Sequence[Highest]) -> None:
         jobs = {}
         for i, contender in self._work:
             split = self._highest[i, contender.name].split
-            for share in SHARES:
-                job = self._pool.submit(run_point, contender, self._settings[i], split, share * rates[i])
+            matters = contender.kind != "baseline" or contender.name == best[i].contender
+            for share in SHARES if matters else SHARES[:1]:
+                rate = share * best[i].rate
+                job = self._pool.submit(run_point, contender, self._settings[i], split, rate)
                 jobs[job] = (i, contender, share)
+        self._planned += len(jobs)
         for future in as_completed(jobs):
             i, contender, share = jobs[future]
             point = self._points[i, contender.name, share] = future.result()
@@ -151,7 +179,7 @@ class _Study:
                 split=str(self._highest[i, c.name].split),
                 highest=self._highest[i, c.name].rate,
                 at_best=self._points[i, c.name, SHARES[0]],
-                at_half=self._points[i, c.name, SHARES[1]],
+                at_half=self._points.get((i, c.name, SHARES[1])),
             )
             for j, c in self._work
             if j == i
@@ -172,4 +200,4 @@ class _Study:
 
     def _tell(self, what: str) -> None:
         self._done += 1
-        self._progress(self._done, len(self._work) * (1 + len(SHARES)), what)
+        self._progress(self._done, max(self._planned, 2 * len(self._work)), what)

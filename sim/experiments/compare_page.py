@@ -56,7 +56,7 @@ def _row(found: Table, row: Row) -> tuple[str, ...]:
         share(at.attained),
         seconds(at.ttft_p90_s),
         seconds(at.tpot_p90_s),
-        share(row.at_half.attained),
+        share(row.at_half.attained) if row.at_half else "",
     )
 
 
