@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from operator import mul
 
 from baton.core.cost import Estimate
 from baton.core.residuals import Residuals, spread
@@ -58,7 +59,7 @@ class Fit:
         return Estimate(mean, mean * self.sigma)
 
     def mean(self, x: Vector) -> float:
-        return sum([t * v for t, v in zip(self.theta, x, strict=True)])
+        return sum(map(mul, self.theta, x))
 
     def factor(self, share: float) -> float:
         """What to multiply a mean with, so that `share` of the measurements stay below: by what was measured,

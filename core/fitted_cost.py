@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from baton.core.cost import Estimate
-from baton.core.fit import Fit, Vector
+from baton.core.fit import SETTLED, Fit, Vector
 from baton.core.load import LoadReport
 
 CHUNK_TOKENS = 256.0  # of a usual step
+MOST_SAMPLES = 4  # of a report and kind, once the fit has settled: more tell little
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,18 @@ class FittedCost:
         self._transfer.observe((1.0, payload_bytes), seconds)
 
     def observe(self, load: LoadReport) -> None:
-        """All samples of one report."""
-        for new_tokens, cached_tokens, seconds in load.prefill_samples:
+        """The samples of one report."""
+        for new_tokens, cached_tokens, seconds in _some(load.prefill_samples, self._prefill):
             self.observe_prefill(new_tokens, cached_tokens, seconds)
-        for rows, context_tokens, seconds in load.decode_samples:
+        for rows, context_tokens, seconds in _some(load.decode_samples, self._decode):
             self.observe_decode_step(rows, context_tokens, seconds)
-        for payload_bytes, seconds in load.transfer_samples:
+        for payload_bytes, seconds in _some(load.transfer_samples, self._transfer):
             self.observe_transfer(payload_bytes, seconds)
 
     def as_prior(self) -> CostPrior:
         """What was learned, for a node of the same kind that has not reported yet."""
         return CostPrior(self._prefill.theta, self._decode.theta, self._transfer.theta)
+
+
+def _some(samples: tuple[T, ...], fit: Fit) -> tuple[T, ...]:
+    return samples[-MOST_SAMPLES:] if fit.samples >= SETTLED else samples

@@ -17,6 +17,7 @@ from baton.router.holders import Holders
 from baton.router.ledger import Ledger
 from baton.router.prefix_view import NodePrefixes, PromptChains
 
+LEARN_ALL, LEARN_EVERY = 256, 8
 OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
 
 
@@ -186,7 +187,7 @@ class Registry:
         self._nodes: dict[str, Node] = {}
         self._replaced: dict[str, dict[str, None]] = {}
         self._refused: dict[tuple[str, str], str] = {}
-        self._numbers = 0
+        self._numbers = self._reports = 0
         self._kinds: Counter[Fingerprint] = Counter()
         self.block_sizes: Counter[int] = Counter()
         self.board = Board()
@@ -261,6 +262,12 @@ class Registry:
         self.block_sizes[info.block_size] += change
         self._kinds = +self._kinds  # without zeros
         self.block_sizes = +self.block_sizes
+
+    def learn(self, load: LoadReport) -> None:
+        """What all nodes are like on average; of many reports a few tell."""
+        self._reports += 1
+        if self._reports <= LEARN_ALL or self._reports % LEARN_EVERY == 0:
+            self.average.observe(load)
 
     def kv_changed(
         self, node: Node, stored: Sequence[bytes], removed: Sequence[bytes], *, reset: bool

@@ -20,7 +20,7 @@ from baton.runtime.metrics import RequestFigures, RouterMetrics
 log = structlog.get_logger(__name__)
 
 
-# Leg of the metric, and the fields of a request's last Record that hold what was predicted and what came of it.
+# Leg of the metric, and where a request's last Record holds what was predicted and what came of it.
 PREDICTED = (("prefill", "predicted_s", "dispatch_to_token_s"), ("tpot", "predicted_tpot_s", "tpot_s"))
 
 

@@ -116,7 +116,7 @@ class Pending:
         return sorted(some, key=lambda live: (self._due_s(live), live.number))
 
     def _due_s(self, live: Live) -> float:
-        """When its first token should be out, with a margin: for what is planned to be just in time is late."""
+        """When its first token should be out, with a margin: what is planned to be just in time is late."""
         if live.due_s is None:
             return math.inf
         margin_s = self._config.margin * (live.due_s - live.facts.arrived_s)

@@ -15,7 +15,7 @@ from baton.router.board import Group
 from baton.router.nodes import Node, Registry
 
 EVERY = 16  # so many nodes are all looked at
-NEAREST = 6  # of more, so many of the least loaded,
+NEAREST = 4  # of more, so many of the least loaded,
 HOLDERS = 4  # and so many of those with the longest prefix
 SCAN = 32  # nodes without room that are passed in search of some with
 
