@@ -220,6 +220,8 @@ def _compare(asked: Asked, first: Path, second: Path) -> None:
     else:
         for table in found.tables():
             answers.print(table)
+        for line in found.notes:
+            notes.print(f"note: {line}")
 
 
 def _rates(text: str) -> tuple[float, ...]:

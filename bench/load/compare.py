@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from rich.table import Table
@@ -12,9 +12,12 @@ from baton.bench.load.bootstrap import Difference, Statistic, compared, mean, qu
 from baton.bench.load.goodput import met
 from baton.bench.load.record import Record
 from baton.bench.load.results import Results, Run
+from baton.bench.load.tables import plain_table
 from baton.core.errors import InvalidArgument
 
 Value = Callable[[Record], float | None]
+Group = tuple[list[Record], float]
+"""Records in order of their time, and the seconds in which they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,12 @@ METRICS = (
     Metric("TPOT P50", "ms", lambda r: r.tpot_s, quantile_of(0.5), factor=1e3),
     Metric("TPOT P90", "ms", lambda r: r.tpot_s, quantile_of(0.9), factor=1e3),
     Metric("TPOT P99", "ms", lambda r: r.tpot_s, quantile_of(0.99), factor=1e3),
-    Metric("longest gap P50", "ms", lambda r: r.longest_gap_s, quantile_of(0.5), factor=1e3),
+    Metric("silence P50", "ms", lambda r: r.longest_gap_s, quantile_of(0.5), factor=1e3),
     Metric("E2E P50", "s", lambda r: r.e2e_s, quantile_of(0.5)),
     Metric("E2E P90", "s", lambda r: r.e2e_s, quantile_of(0.9)),
-    Metric("attainment", "%", lambda r: float(met(r)), mean, True, 100.0),
+    Metric("attained", "%", lambda r: float(met(r)), mean, True, 100.0),
 )
+GOODPUT = Metric("goodput", "/s", lambda r: float(met(r)), mean, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +114,13 @@ def comparison(a: Results, b: Results, names: tuple[str, str]) -> Comparison:
     return Comparison(tuple(pairs), tuple(_notes(a, b)))
 
 
-def _groups(results: Results) -> dict[tuple[str, float], list[Record]]:
-    """Counted records by target and rate, in order of time."""
-    groups: dict[tuple[str, float], list[Record]] = {}
+def _groups(results: Results) -> dict[tuple[str, float], Group]:
+    """What counts, by target and rate."""
+    groups: dict[tuple[str, float], Group] = {}
     for run in results.runs:
         if run.good:
-            groups.setdefault((run.target, run.rate), []).extend(_in_time(run))
+            records, window_s = groups.get((run.target, run.rate), ([], 0.0))
+            groups[run.target, run.rate] = ([*records, *_in_time(run)], window_s + run.until_s - run.from_s)
     return groups
 
 
@@ -123,14 +128,18 @@ def _in_time(run: Run) -> list[Record]:
     return sorted(run.counted, key=lambda record: record.intended_s)
 
 
-def _pair(
-    a: tuple[str, str, float], first: Sequence[Record], b: tuple[str, str, float], second: Sequence[Record]
-) -> Pair:
+def _pair(a: tuple[str, str, float], first: Group, b: tuple[str, str, float], second: Group) -> Pair:
     found = []
     for metric in METRICS:
-        values = ([metric.value(r) for r in first], [metric.value(r) for r in second])
+        values = [[metric.value(record) for record in records] for records, _ in (first, second)]
         found.append((metric, compared(*values, metric.statistic)))
-    sides = [Side(f"{name}: {target}", rate, len(r)) for (name, target, rate), r in ((a, first), (b, second))]
+    goods = [
+        [float(met(r)) * len(records) / window_s for r in records] for records, window_s in (first, second)
+    ]
+    found.append((GOODPUT, compared(*goods, GOODPUT.statistic)))
+    sides = [
+        Side(f"{name}: {target}", rate, len(g[0])) for (name, target, rate), g in ((a, first), (b, second))
+    ]
     return Pair(sides[0], sides[1], tuple(found))
 
 
@@ -155,9 +164,8 @@ def _notes(a: Results, b: Results) -> list[str]:
 
 
 def _table(pair: Pair) -> Table:
-    shown = Table(title=f"{pair.b.name} against {pair.a.name}, at {pair.a.rate:.3g}/s", title_justify="left")
-    for name in ("", "a", "b", "b - a (95 %)", "b / a (95 %)", ""):
-        shown.add_column(name, justify="left" if not name else "right")
+    shown = plain_table("", "a", "b", "b - a (95 %)", "b / a (95 %)", "b is")
+    shown.title = f"a: {pair.a.name}, b: {pair.b.name}, at {pair.a.rate:.3g}/s"
     for metric, difference in pair.differences:
         shown.add_row(*cells(metric, difference))
     return shown
@@ -175,20 +183,21 @@ def cells(metric: Metric, found: Difference) -> list[str]:
             "",
         ]
     inside = [f"{v * metric.factor:+,.3g}" for v in (found.low or 0.0, found.high or 0.0)]
-    ratio = "-" if found.ratio is None else f"{found.ratio:.2f}"
+    ratio = "-" if found.ratio is None else f"{found.ratio:.2g}"
     if found.ratio is not None and found.ratio_low is not None and found.ratio_high is not None:
-        ratio += f" ({found.ratio_low:.2f} to {found.ratio_high:.2f})"
+        ratio += f" ({found.ratio_low:.2g}..{found.ratio_high:.2g})"
     return [
         name,
         f"{found.a * metric.factor:,.3g}",
         f"{found.b * metric.factor:,.3g}",
-        f"{found.difference * metric.factor:+,.3g} ({inside[0]} to {inside[1]})",
+        f"{found.difference * metric.factor:+,.3g} ({inside[0]}..{inside[1]})",
         ratio,
         verdict(metric, found),
     ]
 
 
 def verdict(metric: Metric, found: Difference) -> str:
+    """What b is."""
     if not found.clear or found.difference is None:
-        return "no clear difference"
-    return "b is better" if (found.difference > 0) == metric.more_is_better else "b is worse"
+        return "unclear"
+    return "better" if (found.difference > 0) == metric.more_is_better else "worse"

@@ -51,12 +51,12 @@ def page_of(results: Results) -> str:
 
 
 def page_of_comparison(found: Comparison) -> str:
-    head = ("", "a", "b", "b - a (95 %)", "b / a (95 %)", "")
+    head = ("", "a", "b", "b - a (95 %)", "b / a (95 %)", "b is")
     parts = []
     for pair in found.pairs:
         rows = [cells(metric, difference) for metric, difference in pair.differences]
         said = f"a is {pair.a.name} ({pair.a.requests:,} requests), b is {pair.b.name} ({pair.b.requests:,})."
-        parts.append(section(f"At {pair.a.rate:.3g} requests per second", table(head, rows), note=said))
+        parts.append(section(f"At {pair.a.rate:.3g} per second", table(head, rows), note=said))
     if found.notes:
         parts.append(section("To be kept in mind", facts([("", note) for note in found.notes])))
     said = "Intervals by bootstrap over blocks of neighbouring requests."

@@ -21,7 +21,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def outcome_table(pools: Sequence[Pool]) -> Table:
-    shown = _table("target", "rate", "sent", "ok", "shed", "failed", "tok/s", "good/s", "attained")
+    shown = plain_table("target", "rate", "sent", "ok", "shed", "failed", "tok/s", "good/s", "attained")
     for pool in pools:
         summary, goodput = pool.summary, pool.summary.goodput
         shown.add_row(
@@ -37,7 +37,7 @@ def outcome_table(pools: Sequence[Pool]) -> Table:
 
 def latency_table(pools: Sequence[Pool]) -> Table:
     """P50, P90 and P99 of each."""
-    shown = _table("P50 P90 P99", "rate", "TTFT s", "TPOT ms", "ITL ms")
+    shown = plain_table("P50 P90 P99", "rate", "TTFT s", "TPOT ms", "ITL ms")
     for pool in pools:
         summary = pool.summary
         cells = (triple(summary.ttft_s), triple(summary.tpot_s, 1e3), triple(summary.itl_s, 1e3))
@@ -64,15 +64,15 @@ def three_digits(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _table(*names: str) -> Table:
-    shown = Table(box=None, title_justify="left", pad_edge=False)
+def plain_table(*names: str) -> Table:
+    shown = Table(box=None, title_justify="left", pad_edge=False, collapse_padding=True)
     for number, name in enumerate(names):
         shown.add_column(name, justify="right" if number else "left", no_wrap=True)
     return shown
 
 
 def found_table(found: Sequence[Found], attainment: float) -> Table:
-    shown = _table(f"highest rate, {attainment:.0%} within targets", "holds at", "fails at", "goodput/s")
+    shown = plain_table(f"highest rate, {attainment:.0%} within targets", "holds at", "fails at", "goodput/s")
     for each in found:
         failed = "-" if each.failed_rate is None else f"{each.failed_rate:.3g}"
         shown.add_row(each.target, f"{each.rate:.3g}", failed, f"{each.goodput:.3g}")
@@ -80,7 +80,7 @@ def found_table(found: Sequence[Found], attainment: float) -> Table:
 
 
 def twins_table(twins: Sequence[Twin]) -> Table:
-    shown = _table("simulated", "rate", "round", "", "measured s", "predicted s", "error")
+    shown = plain_table("simulated", "rate", "round", "", "measured s", "predicted s", "error")
     for twin in twins:
         shown.add_row(*twin_cells(twin))
     return shown

@@ -81,12 +81,12 @@ def test_a_slower_side_is_told_so() -> None:
     found = comparison(results(run(count=200)), results(run(seed=5, slow=1.6, count=200)), ("old", "new"))
     (pair,) = found.pairs
     said = {metric.name: verdict(metric, difference) for metric, difference in pair.differences}
-    assert said["TTFT P50"] == said["TPOT P50"] == said["attainment"] == "b is worse"
+    assert said["TTFT P50"] == said["TPOT P50"] == said["attained"] == said["goodput"] == "worse"
     assert (pair.a.name, pair.b.name) == ("old: a", "new: a")
     text = json.loads(found.as_json())
     assert text["pairs"][0]["differences"]["TTFT P50"]["clear"] is True
     same = comparison(results(run()), results(run()), ("old", "new"))
-    assert {verdict(*each) for each in same.pairs[0].differences} == {"no clear difference"}
+    assert {verdict(*each) for each in same.pairs[0].differences} == {"unclear"}
 
 
 def test_targets_are_paired_by_name_or_when_there_is_no_choice() -> None:
