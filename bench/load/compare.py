@@ -129,18 +129,21 @@ def _in_time(run: Run) -> list[Record]:
 
 
 def _pair(a: tuple[str, str, float], first: Group, b: tuple[str, str, float], second: Group) -> Pair:
-    found = []
+    found: list[tuple[Metric, Difference]] = []
     for metric in METRICS:
-        values = [[metric.value(record) for record in records] for records, _ in (first, second)]
-        found.append((metric, compared(*values, metric.statistic)))
-    goods = [
-        [float(met(r)) * len(records) / window_s for r in records] for records, window_s in (first, second)
-    ]
-    found.append((GOODPUT, compared(*goods, GOODPUT.statistic)))
+        one, two = ([metric.value(record) for record in records] for records, _ in (first, second))
+        found.append((metric, compared(one, two, metric.statistic)))
+    rate_a, rate_b = (_good_rates(*group) for group in (first, second))
+    found.append((GOODPUT, compared(rate_a, rate_b, GOODPUT.statistic)))
     sides = [
         Side(f"{name}: {target}", rate, len(g[0])) for (name, target, rate), g in ((a, first), (b, second))
     ]
     return Pair(sides[0], sides[1], tuple(found))
+
+
+def _good_rates(records: list[Record], window_s: float) -> list[float | None]:
+    """Their mean is the goodput."""
+    return [float(met(record)) * len(records) / window_s for record in records]
 
 
 def _notes(a: Results, b: Results) -> list[str]:
