@@ -10,12 +10,12 @@ from baton.engine.config import DecoderConfig
 from baton.engine.kv_pool import KvPool
 from baton.engine.models.base import Ids
 from baton.engine.models.decoder import Decoder, DecoderLayer
-from baton.engine.models.recorded_mlp import RecordedMlps, compiled
+from baton.engine.models.recorded_mlp import RecordedMlps, after_norm, compiled
 from baton.kernels.attention import AttentionParams, AttentionPlan
 from baton.kernels.attention import native as attention
 from baton.kernels.attention.native import NativePlan
 from baton.kernels.embedding import native as embedding
-from baton.kernels.linear.native import NativeLinear
+from baton.kernels.linear.native import NativeLinear, Norm
 from baton.kernels.native import Counter
 from baton.kernels.native.program import Call, Program
 from baton.kernels.rms_norm import native as rms_norm
@@ -66,7 +66,7 @@ class Recording:
         self._mixed, self._tail_mixed = (
             torch.empty(capacity, config.heads * config.head_dim) for _ in range(2)
         )
-        self._mlps = RecordedMlps(decoder, capacity)
+        self._mlps = RecordedMlps(decoder, capacity, self._normed)
         self._program = Program(self._calls(decoder))
 
     def fits(self, pool: KvPool, plan: AttentionPlan) -> bool:
@@ -88,13 +88,12 @@ class Recording:
     def _calls(self, decoder: Decoder) -> Iterator[Call]:
         eps = self._config.norm_eps
         tokens, wanted = self._tokens, self._wanted
-        hidden, normed, tail = self._hidden, self._normed, self._tail
+        hidden, tail = self._hidden, self._tail
         yield compiled(decoder.embedding).rows_call(self._ids, hidden, tokens)
         for table, looked_up in zip(self._table, self._rotation, strict=True):
             yield embedding.call(self._positions, table.flatten(1), looked_up.flatten(1), tokens)
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
-            yield rms_norm.call(hidden, layer.attn_norm, eps, normed, tokens)
             yield from self._attend(index, layer)
             mixed, rows = self._mixed, tokens
             if index == last:
@@ -103,13 +102,13 @@ class Recording:
                 yield embedding.call(self._places, self._mixed, self._tail_mixed, wanted)
                 hidden, mixed, rows = tail, self._tail_mixed, wanted
             yield compiled(layer.out).call(mixed, hidden, rows, residual=True)
-            yield rms_norm.call(hidden, layer.mlp_norm, eps, normed, rows)
-            yield from self._mlps.calls(layer.mlp, normed, hidden, rows)
+            yield from self._mlps.calls(layer.mlp, Norm(layer.mlp_norm, eps), hidden, rows)
         yield rms_norm.call(hidden, decoder.norm, eps, self.final.buffer, wanted)
 
     def _attend(self, index: int, layer: DecoderLayer) -> Iterator[Call]:
         config, kv_layer, qkv = self._config, self.pool.layer(index), self._qkv
-        yield compiled(layer.qkv).call(self._normed, qkv.flatten(1), self._tokens)
+        norm, tokens = Norm(layer.attn_norm, config.norm_eps), self._tokens
+        yield from after_norm(compiled(layer.qkv), self._hidden, norm, self._normed, qkv.flatten(1), tokens)
         yield rope.call(qkv, self._rotation, kv_layer, self._slots, self._tokens, layer.qk_norm)
         params = AttentionParams(config.scale, config.windows[index])
         mixed = self._mixed.view(self.capacity, config.heads, config.head_dim)

@@ -9,10 +9,10 @@ import torch
 
 from baton.kernels.linear import native_dense, native_fp8, native_int
 from baton.kernels.linear.checks import check
-from baton.kernels.linear.native_linear import NativeLinear
+from baton.kernels.linear.native_linear import NativeLinear, Norm
 from baton.kernels.quantize import Codes, QuantizedWeight
 
-__all__ = ["NativeLinear", "prepare"]
+__all__ = ["NativeLinear", "Norm", "prepare"]
 
 
 def prepare(weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None) -> NativeLinear:

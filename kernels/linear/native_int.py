@@ -14,12 +14,13 @@ import torch
 
 from baton.kernels import native
 from baton.kernels.linear import int_packing
-from baton.kernels.linear.native_linear import NativeLinear
+from baton.kernels.linear.native_linear import NativeLinear, Norm, check_buffer
 from baton.kernels.native import memory
 from baton.kernels.native.program import Call
 from baton.kernels.quantize import Codes, QuantizedWeight
 
 _KINDS = {Codes.INT8: 0, Codes.INT4: 1, Codes.FP4: 2}
+_STORE, _ADD, _GATE = range(3)  # what becomes of a product
 _SCALES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -51,10 +52,12 @@ class GemmIntArgs(ctypes.Structure):
         ("rows", ctypes.c_void_p),
         ("first", ctypes.c_void_p),
         ("x", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("x_stride", ctypes.c_int64),
         ("out_stride", ctypes.c_int64),
-        ("residual", ctypes.c_int64),
+        ("finish", ctypes.c_int32),
+        ("eps", ctypes.c_float),
     )
 
 
@@ -103,6 +106,21 @@ class IntLinear(NativeLinear):
             narrow=weight.activations == "int8",
         )
 
+    def fused_call(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        rows: native.Counter,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+    ) -> Call | None:
+        if gated and self.out_features % (2 * int_packing.LANES):
+            return None
+        check_buffer("x", x, self.in_features)
+        check_buffer("out", out, self.out_features // 2 if gated else self.out_features)
+        return self._product(x, out, rows, None, _GATE if gated else _STORE, norm)
+
     def _call(
         self,
         x: torch.Tensor,
@@ -111,17 +129,30 @@ class IntLinear(NativeLinear):
         first: native.Counter | None,
         residual: bool,
     ) -> Call:
+        return self._product(x, out, rows, first, _ADD if residual else _STORE, None)
+
+    def _product(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        rows: native.Counter,
+        first: native.Counter | None,
+        finish: int,
+        norm: Norm | None,
+    ) -> Call:
         args = GemmIntArgs(
             weight=self._weight,
             rows=ctypes.addressof(rows),
             first=None if first is None else ctypes.addressof(first),
             x=x.data_ptr(),
+            norm=None if norm is None else norm.weight.data_ptr(),
             out=out.data_ptr(),
             x_stride=x.stride(0),
             out_stride=out.stride(0),
-            residual=residual,
+            finish=finish,
+            eps=0.0 if norm is None else norm.eps,
         )
-        return Call(native.function("gemm_int", GemmIntArgs), args, (self, x, out, rows, first))
+        return Call(native.function("gemm_int", GemmIntArgs), args, (self, x, out, rows, first, norm))
 
     def _rows_call(self, ids: torch.Tensor, out: torch.Tensor, rows: native.Counter) -> Call:
         args = GemmIntRowsArgs(

@@ -7,11 +7,20 @@ threads and with either instruction set.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
 from baton.kernels import native
 from baton.kernels.native.program import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Of rows, before a product: see `kernels.rms_norm`. weight: [in] fp32, contiguous."""
+
+    weight: torch.Tensor
+    eps: float
 
 
 class NativeLinear(ABC):
@@ -35,9 +44,23 @@ class NativeLinear(ABC):
         x: [capacity, in]; out: [capacity, out]; fp32, each row contiguous, any distance between rows; they do
         not overlap. residual: out += instead. The counters are read when the call runs.
         """
-        _check_buffer("x", x, self.in_features)
-        _check_buffer("out", out, self.out_features)
+        check_buffer("x", x, self.in_features)
+        check_buffer("out", out, self.out_features)
         return self._call(x, out, rows, first, residual)
+
+    def fused_call(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        rows: native.Counter,
+        *,
+        norm: Norm | None = None,
+        gated: bool = False,
+    ) -> Call | None:
+        """`call` with what comes before and after it in one operation, to the bit what they give one by one.
+
+        norm: of x, first. gated: silu_mul's result goes to out, [capacity, out / 2]. None: not to be had."""
+        return None
 
     def rows_call(self, ids: torch.Tensor, out: torch.Tensor, rows: native.Counter) -> Call:
         """out[i] = the weight's row ids[i] for the first `rows` ids.
@@ -46,7 +69,7 @@ class NativeLinear(ABC):
         """
         if ids.dtype is not torch.int64 or ids.dim() != 1 or not ids.is_contiguous():
             raise ValueError(f"ids must be contiguous int64 [capacity], got {ids.dtype} {list(ids.shape)}")
-        _check_buffer("out", out, self.in_features)
+        check_buffer("out", out, self.in_features)
         return self._rows_call(ids, out, rows)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +101,7 @@ def _run(call: Call) -> None:
     native.run(call.op, call.args)
 
 
-def _check_buffer(name: str, buffer: torch.Tensor, width: int) -> None:
+def check_buffer(name: str, buffer: torch.Tensor, width: int) -> None:
     if buffer.dtype is not torch.float32 or buffer.device.type != "cpu":
         raise ValueError(f"{name} must be fp32 on the CPU, got {buffer.dtype} on {buffer.device}")
     if buffer.dim() != 2 or buffer.shape[1] != width:

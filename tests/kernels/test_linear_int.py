@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from baton.kernels import native
 from baton.kernels.linear import reference
-from baton.kernels.linear.native import prepare
+from baton.kernels.linear.native import Norm, prepare
 from baton.kernels.native.program import Program
 from baton.kernels.quantize import Codes, QuantizedWeight, WeightScheme, dequantize, quantize
+from baton.kernels.rms_norm import native as rms_norm
+from baton.kernels.silu_mul import native as silu_mul
 from tests.kernels.int_cases import FORMATS, ROWS, digests, quantized
 from tests.kernels.linear_cases import noise
 
@@ -107,6 +109,50 @@ def test_a_row_has_the_same_bits_alone_and_among_others(name: str) -> None:
         for rows in ROWS:
             for start in (0, 17, 500 - rows):
                 assert torch.equal(prepared(x[start : start + rows]), want[start : start + rows])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("out", "inputs"), [(96, 76), (64, 320), (160, 64)])
+def test_norms_and_gates_in_one_operation_are_those_of_their_own(
+    name: str, biased: bool, out: int, inputs: int
+) -> None:
+    prepared = prepare(quantized(name, noise(out, inputs)), noise(out, seed=1) if biased else None)
+    x, norm = noise(40, inputs, seed=2), Norm(noise(inputs, seed=3), 1e-5)
+    x[5, 3] = torch.nan
+    normed = rms_norm.rms_norm(x, norm.weight, norm.eps)
+    for threads in (1, 2):
+        native.configure(threads)
+        for rows in (1, 3, 8, 29, 40):
+            for before in (None, norm):
+                want = prepared((x if before is None else normed)[:rows])
+                gated, plain = torch.empty(40, out // 2), torch.empty(40, out)
+                for call in (
+                    prepared.fused_call(x, plain, native.Counter(rows), norm=before),
+                    prepared.fused_call(x, gated, native.Counter(rows), norm=before, gated=True),
+                ):
+                    assert call is not None
+                    native.run(call.op, call.args)
+                torch.testing.assert_close(plain[:rows], want, rtol=0, atol=0, equal_nan=True)
+                torch.testing.assert_close(
+                    gated[:rows], silu_mul.silu_mul(want), rtol=0, atol=0, equal_nan=True
+                )
+
+
+def test_gates_that_share_a_panel_are_not_fused() -> None:
+    prepared = prepare(quantized("int8", noise(48, 64)))
+    assert prepared.fused_call(noise(2, 64), torch.empty(2, 24), native.Counter(2), gated=True) is None
+
+
+def test_results_past_the_caches() -> None:
+    """More of them than caches hold are written another way; unaligned ones are not."""
+    prepared, x = prepare(quantized("w8a8", noise(4096, 64))), noise(300, 64, seed=1)
+    alone = prepared(x[:7])
+    for out in (torch.empty(300, 4096), torch.empty(300, 4100)[:, 3:-1]):
+        call = prepared.call(x, out, native.Counter(300))
+        native.run(call.op, call.args)
+        assert torch.equal(out[:7], alone)
+        assert torch.equal(out[293:], prepared(x[293:]))
 
 
 @pytest.mark.skipif(native.isa() != "avx512", reason="this machine has one of them only")

@@ -39,19 +39,28 @@ struct IntWeight {
   int32_t narrow;      // activations are rounded to 8 bits; otherwise to 16
 };
 
-// out[r] = x[r] @ weight.T + bias for rows first .. first + rows; residual: out[r] +=.
+// y[r] = x[r] @ weight.T + bias for rows first .. first + rows. What becomes of it:
 //
-// x is first rounded to integers with one scale per row and group of activations, so that sums within a block are exact
+//   store: out[r] = y. add: out[r] += y. gate: out[r] = silu(the first half of y) * the second; out_features are a
+//   multiple of 32.
+//
+// With `norm`, x[r] is normed first: x[r] / sqrt(mean(x[r]^2) + eps) * norm.
+//
+// x is then rounded to integers with one scale per row and group of activations, so that sums within a block are exact
 // whatever their order; blocks are then added up in order, in fp32. A row that holds NaN or infinity in x becomes NaN.
+enum class IntFinish : int32_t { store, add, gate };
+
 struct GemmIntArgs {
   IntWeight weight;
   const int64_t* rows;
   const int64_t* first;  // or null: 0
   const float* x;        // row stride x_stride
+  const float* norm;     // [in_features], or null
   float* out;            // row stride out_stride
   int64_t x_stride;
   int64_t out_stride;
-  int64_t residual;
+  IntFinish finish;
+  float eps;
 };
 
 // out[i] = the weight's row ids[i], as fp32; NaN where there is no such row.

@@ -1,7 +1,12 @@
+#include "norm_row.inl"
 #include "gemm_int_lanes.inl"
 #include "gemm_int_codes.inl"
 #include "gemm_int_activations.inl"
 #include "gemm_int_tile.inl"
+#include "gemm_int_finish.inl"
+
+constexpr int kFewTiles = 2;          // so many rows or fewer wait for memory
+constexpr int64_t kAheadBytes = 4096;
 
 static int64_t step_bytes(const IntWeight& weight) {
   return weight.kind == IntCodes::int8 ? Int8Codes::kStepBytes : Int4Codes::kStepBytes;
@@ -15,29 +20,95 @@ static int64_t chunk_size(int64_t units, double cycles) {
 }
 
 template <class Form>
-static Activations round_rows(const GemmIntArgs& args, const float* x, const Tiles& tiles, Pool& pool) {
+static Activations round_rows(const GemmIntArgs& args, const float* x, Pool& pool) {
   const IntWeight& weight = args.weight;
   const int64_t rows = *args.rows;
   Activations to;
-  to.row_units = weight.steps * 2 * Form::kUnits;
+  to.row_units = padded_units(weight.steps * 2 * Form::kUnits);
   to.units = static_cast<int32_t*>(pool.scratch(0, rows * to.row_units * sizeof(int32_t)));
   const size_t scales_bytes = rows * weight.block_count * sizeof(BlockScale);
   auto* memory = static_cast<char*>(pool.scratch(1, scales_bytes + rows * sizeof(float)));
   to.scales = reinterpret_cast<BlockScale*>(memory);
   to.sums = reinterpret_cast<float*>(memory + scales_bytes);
-  const int64_t per_chunk = chunk_size(tiles.count(), static_cast<double>(rows * weight.steps) * kStep);
-  pool.run((tiles.count() + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
-    const int64_t end = std::min(tiles.count(), (chunk + 1) * per_chunk);
-    for (int64_t tile = chunk * per_chunk; tile < end; ++tile) {
-      const int64_t first = tiles.first(tile);
-      const int size = tiles.size(tile);
-      Lane lane{to.units + first * to.row_units, to.scales + first * weight.block_count, size};
-      for (int64_t row = first; row < first + size; ++row, ++lane.units, ++lane.scales) {
-        to.sums[row] = round_row<Form>(weight, x + row * args.x_stride, lane);
+  const int64_t per_chunk = chunk_size(rows, static_cast<double>(rows * weight.steps) * kStep);
+  pool.run((rows + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
+    static thread_local std::vector<float> normed;
+    if (args.norm != nullptr) normed.resize(weight.in_features);
+    const int64_t end = std::min(rows, (chunk + 1) * per_chunk);
+    for (int64_t row = chunk * per_chunk; row < end; ++row) {
+      const float* from = x + row * args.x_stride;
+      if (args.norm != nullptr) {
+        norm_row(from, args.norm, normed.data(), weight.in_features, args.eps);
+        from = normed.data();
       }
+      to.sums[row] =
+          round_row<Form>(weight, from, {to.units + row * to.row_units, to.scales + row * weight.block_count});
     }
   });
   return to;
+}
+
+// While few rows are multiplied, what follows a little further on is fetched, once; while many are, the panels that
+// come next, each tile its part. `count` panels, then those from `next` on.
+static Ahead ahead_of(const IntWeight& weight, const Tiles& tiles, int64_t tile, int64_t panel, int64_t next,
+                      int64_t count) {
+  const int64_t panel_bytes = weight.steps * step_bytes(weight);
+  const uint8_t* codes = weight.codes + panel * panel_bytes;
+  if (tiles.count() <= kFewTiles) {
+    if (tile > 0) return {codes, codes, 0};
+    return {codes + kAheadBytes, codes + kAheadBytes + count * panel_bytes, step_bytes(weight)};
+  }
+  const int64_t lines = count * panel_bytes / 64;
+  codes = weight.codes + next * panel_bytes;
+  return {codes + lines * tile / tiles.count() * 64, codes + lines * (tile + 1) / tiles.count() * 64, 128};
+}
+
+// Some panels; where outputs are gated, as many again, half of all further on.
+struct Panels {
+  int64_t begin, end, then;  // then: which this thread is likely to go on with
+};
+
+// `count` panels from `panel` on with one tile of rows; y: [count][rows][16].
+template <class Form>
+static void multiply_panels(const IntWeight& weight, const Activations& x, const Tiles& tiles, int64_t t,
+                            int64_t panel, int64_t next, int64_t count, float* y) {
+  const int rows = tiles.size(t);
+  const int64_t first = tiles.first(t);
+  TileArgs tile{x.units + first * x.row_units, x.scales + first * weight.block_count, x.row_units, panel, {}};
+  for (const int64_t end = panel + count; tile.panel < end;) {
+    const int together = end - tile.panel >= kTilePanels && rows == kMostRows ? kTilePanels : 1;
+    tile.ahead = ahead_of(weight, tiles, t, tile.panel, next, together);
+    choose<Form>(weight, rows, together)(weight, tile, y);
+    tile.panel += together;
+    next += together;
+    y += together * rows * kLanes;
+  }
+}
+
+template <class Form>
+static void multiply_rows(const GemmIntArgs& args, const Activations& x, float* out, const Tiles& tiles,
+                          const Panels& some) {
+  constexpr int kMostTogether = 8;
+  alignas(64) float y[2 * kMostTogether * kMostRows * kLanes];
+  const IntWeight& weight = args.weight;
+  const bool gated = args.finish == IntFinish::gate, streamed = streams(args, out);
+  const int64_t most = tiles.count() <= kFewTiles ? kMostTogether : 3, half = weight.out_features / kLanes / 2;
+  for (int64_t panel = some.begin; panel < some.end; panel += most) {
+    const int64_t count = std::min(most, some.end - panel);
+    const int64_t next = panel + count < some.end ? panel + count : some.then;
+    for (int64_t t = 0; t < tiles.count(); ++t) {
+      const int64_t first = tiles.first(t);
+      const int rows = tiles.size(t);
+      if (!streamed) expect_stores(out + first * args.out_stride + panel * kLanes, args.out_stride, rows, count);
+      multiply_panels<Form>(weight, x, tiles, t, panel, next, count, y);
+      if (gated) {
+        float* beside = y + count * rows * kLanes;
+        multiply_panels<Form>(weight, x, tiles, t, half + panel, half + next, count, beside);
+      }
+      finish_tile(args, {y, x.sums + first, out + first * args.out_stride, panel, count, rows, streamed});
+    }
+  }
+  if (streamed) _mm_sfence();
 }
 
 template <class Form>
@@ -45,28 +116,19 @@ static void multiply(const GemmIntArgs& args, Pool& pool) {
   const IntWeight& weight = args.weight;
   const int64_t first_row = args.first == nullptr ? 0 : *args.first;
   const Tiles tiles(*args.rows);
-  const Activations x = round_rows<Form>(args, args.x + first_row * args.x_stride, tiles, pool);
+  const Activations x = round_rows<Form>(args, args.x + first_row * args.x_stride, pool);
   float* out = args.out + first_row * args.out_stride;
-  const int64_t panels = (weight.out_features + kLanes - 1) / kLanes;
-  // Reading a panel, or multiplying it.
+  const int64_t all = (weight.out_features + kLanes - 1) / kLanes;
+  const int64_t panels = args.finish == IntFinish::gate ? all / 2 : all;
+  // Reading all panels, or multiplying them.
   const double cycles = std::max(static_cast<double>(weight.steps * step_bytes(weight)) / 8,
                                  static_cast<double>(*args.rows * weight.steps * 2 * Form::kUnits));
-  const int64_t per_chunk = chunk_size(panels, static_cast<double>(panels) * cycles);
-  pool.run((panels + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
-    const int64_t end = std::min(panels, (chunk + 1) * per_chunk);
-    for (int64_t panel = chunk * per_chunk; panel < end; ++panel) {
-      for (int64_t t = 0; t < tiles.count(); ++t) {
-        const int64_t first = tiles.first(t);
-        const TileArgs tile{x.units + first * x.row_units,
-                            x.scales + first * weight.block_count,
-                            x.sums + first,
-                            out + first * args.out_stride,
-                            args.out_stride,
-                            panel,
-                            args.residual != 0};
-        choose<Form>(weight.kind, tiles.size(t))(weight, tile);
-      }
-    }
+  int64_t per_chunk = chunk_size(panels, static_cast<double>(all) * cycles);
+  if (tiles.count() > kFewTiles) per_chunk = (per_chunk + 2) / 3 * 3;
+  const int64_t chunks = (panels + per_chunk - 1) / per_chunk;
+  pool.run(chunks, [&](int64_t chunk) {
+    const int64_t begin = chunk * per_chunk, end = std::min(panels, begin + per_chunk);
+    multiply_rows<Form>(args, x, out, tiles, {begin, end, std::min(panels - 1, begin + pool.threads() * per_chunk)});
   });
 }
 

@@ -1,4 +1,4 @@
-// Activations as integers. Rows are put together in tiles, those of a tile side by side, as the product reads them.
+// Activations as integers, row by row, in the order in which the product reads them.
 
 struct BlockScale {
   int32_t start;  // -zero_point * the sum of the block's integers: where the product's sum begins
@@ -6,39 +6,18 @@ struct BlockScale {
   float sum;      // of the rounded activations: what an offset is multiplied by
 };
 
-#if BATON_AVX512
-constexpr int kTileRows[] = {1, 2, 4, 8, 16};  // 16 accumulators of 32 registers: results stay in the others
-#else
-constexpr int kTileRows[] = {1, 2, 3, 4};  // 8 accumulators of 16
-#endif
-constexpr int kMostRows = kTileRows[std::size(kTileRows) - 1];
-
-// Rows in tiles of the sizes that there are: the greatest as often as it goes, then what is left.
-class Tiles {
- public:
-  explicit Tiles(int64_t rows) : whole_(rows / kMostRows) {
-    for (int64_t left = rows % kMostRows; left > 0; left -= rest_[rests_++]) {
-      rest_[rests_] = *std::find_if(std::rbegin(kTileRows), std::rend(kTileRows), [&](int n) { return n <= left; });
-    }
-  }
-  int64_t count() const { return whole_ + rests_; }
-  int size(int64_t tile) const { return tile < whole_ ? kMostRows : rest_[tile - whole_]; }
-  int64_t first(int64_t tile) const {
-    return std::min(tile, whole_) * kMostRows + std::accumulate(rest_, rest_ + std::max<int64_t>(0, tile - whole_), 0);
-  }
-
- private:
-  int64_t whole_;
-  int rest_[4] = {};
-  int rests_ = 0;
-};
-
 struct Activations {
-  int32_t* units;       // per tile [units][rows of the tile]
-  BlockScale* scales;   // per tile [blocks][rows]
-  float* sums;          // [rows]: over all blocks
+  int32_t* units;      // [rows], row_units apart
+  BlockScale* scales;  // [rows][blocks]
+  float* sums;         // [rows]: over all blocks
   int64_t row_units;
 };
+
+// An odd number of cache lines: rows of a tile are read side by side, and must not all fall into the same sets.
+static inline int64_t padded_units(int64_t units) {
+  constexpr int64_t kLine = 64 / sizeof(int32_t);
+  return ((units + kLine - 1) / kLine | 1) * kLine;
+}
 
 static inline F16 load_places(const IntWeight& weight, const float* x, int64_t place, int n) {
   if (weight.source == nullptr) {
@@ -65,59 +44,99 @@ static inline int32_t greatest_bits(const IntWeight& weight, const float* x, int
   return max_lane(greatest);
 }
 
-// Sixteen integers as units, `stride` apart.
+// Sixteen integers as units. Where they are the last eight of a block, zeros follow them, which the next block
+// overwrites.
 template <class Form>
-static inline void store_units(I16 values, int32_t* to, int64_t stride, int units) {
-  alignas(32) int32_t packed[8];
+static inline void store_units(I16 values, int32_t* to) {
   if constexpr (Form::kUnits == 1) {
 #if BATON_AVX512
-    _mm_store_si128(reinterpret_cast<__m128i*>(packed), _mm512_cvtepi32_epi8(values.v));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(values.v));
 #endif
   } else {
     constexpr int evens_first = _MM_SHUFFLE(3, 1, 2, 0);
     const __m256i natural = narrow16(values);
     const __m256i paired = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(natural, evens_first), evens_first);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(packed), paired);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), paired);
   }
-  for (int i = 0; i < units; ++i) to[i * stride] = packed[i];
 }
 
-// Where one row goes in its tile.
+// Where one row goes.
 struct Lane {
   int32_t* units;
   BlockScale* scales;
-  int64_t stride;  // rows of the tile
 };
+
+// Numbers divided by their scale, to the nearest integer; ties to even.
+struct Rounding {
+  float scale;  // the greatest magnitude / largest; NaN: not all are finite
+  F16 divisor, inverse, low, high;
+  bool plain;
+
+  // greatest: see greatest_bits
+  Rounding(int32_t greatest, float largest) {
+    std::memcpy(&scale, &greatest, sizeof scale);
+    scale = greatest < 0x7f800000 ? scale / largest : std::numeric_limits<float>::quiet_NaN();
+    plain = scale >= 0x1p-80f && scale <= 0x1p80f;
+    const bool nonzero = scale > 0.0f;
+    divisor = F16::set(nonzero ? scale : 1.0f);
+    inverse = F16::set(1.0f / scale);
+    high = F16::set(nonzero ? largest : 0.0f);
+    low = F16::zero() - high;
+  }
+
+  // If plain. By way of the inverse and what it leaves, at half of what a division takes; that an 8-bit integer is
+  // always the division's was tried: for all mantissas of a scale, with all numbers next to a half.
+  I16 plainly(F16 x) const {
+    const F16 near = x * inverse;
+    return to_int(fma(fnma(near, divisor, x), inverse, near));
+  }
+  // Scales that are not normal are coarse: limits are needed. They come last: where one operand is NaN, min and max
+  // give their second.
+  I16 operator()(F16 x) const { return plain ? plainly(x) : to_int(min(max(x / divisor, low), high)); }
+};
+
+static inline BlockScale block_scale(const IntWeight& weight, float scale, I16 total) {
+  const int32_t integers = sum(total);
+  return {-weight.zero_point * integers, scale * weight.factor, scale * static_cast<float>(integers)};
+}
 
 // Blocks first .. last - 1, which share a scale.
 template <class Form>
 static void round_blocks(const IntWeight& weight, const float* x, int64_t first, int64_t last, const Lane& to) {
-  const int32_t greatest =
-      greatest_bits(weight, x, weight.blocks[first].begin * kStep, weight.blocks[last - 1].end * kStep);
-  float absmax;
-  std::memcpy(&absmax, &greatest, sizeof absmax);
-  const float largest = weight.narrow ? Narrow::kLargest : Wide::kLargest;
-  const bool finite = greatest < 0x7f800000;
-  const float scale = finite ? absmax / largest : std::numeric_limits<float>::quiet_NaN();
-  const bool zero = !finite || scale == 0.0f;
-  const F16 divisor = F16::set(zero ? 1.0f : scale), high = F16::set(zero ? 0.0f : largest);
-  const F16 low = F16::zero() - high;
+  const Rounding rounding(
+      greatest_bits(weight, x, weight.blocks[first].begin * kStep, weight.blocks[last - 1].end * kStep),
+      weight.narrow ? Narrow::kLargest : Wide::kLargest);
   for (int64_t b = first; b < last; ++b) {
     const int64_t end = weight.blocks[b].end * kStep;
     I16 total = I16::zero();
     for (int64_t place = weight.blocks[b].begin * kStep; place < end; place += kLanes) {
       const int n = static_cast<int>(std::min<int64_t>(kLanes, end - place));
-      // Limits last: where one is NaN, min and max give their second operand.
-      const F16 quotient = load_places(weight, x, place, n) / divisor;
-      const I16 rounded = to_int(min(max(quotient, low), high));
+      const I16 rounded = rounding(load_places(weight, x, place, n));
       total = total + rounded;
-      constexpr int per_step = 2 * Form::kUnits;
-      store_units<Form>(rounded, to.units + place / kStep * per_step * to.stride, to.stride, n / kStep * per_step);
+      store_units<Form>(rounded, to.units + place / 4 * Form::kUnits);
     }
-    const int32_t integers = sum(total);
-    to.scales[b * to.stride] = {-weight.zero_point * integers, scale * weight.factor,
-                                scale * static_cast<float>(integers)};
+    to.scales[b] = block_scale(weight, rounding.scale, total);
   }
+}
+
+// The same for one block of 64 inputs, all of them there and in order.
+template <class Form>
+static void round_64(const IntWeight& weight, const float* x, int32_t* units, BlockScale* scale) {
+  const I16 magnitude = I16::set(0x7fffffff);
+  const F16 a = F16::load(x), b = F16::load(x + 16), c = F16::load(x + 32), d = F16::load(x + 48);
+  const I16 ab = max(bits(a) & magnitude, bits(b) & magnitude), cd = max(bits(c) & magnitude, bits(d) & magnitude);
+  const Rounding rounding(max_lane(max(ab, cd)), weight.narrow ? Narrow::kLargest : Wide::kLargest);
+  I16 p, q, r, s;
+  if (rounding.plain) {
+    p = rounding.plainly(a), q = rounding.plainly(b), r = rounding.plainly(c), s = rounding.plainly(d);
+  } else {
+    p = rounding(a), q = rounding(b), r = rounding(c), s = rounding(d);
+  }
+  store_units<Form>(p, units);
+  store_units<Form>(q, units + 4 * Form::kUnits);
+  store_units<Form>(r, units + 8 * Form::kUnits);
+  store_units<Form>(s, units + 12 * Form::kUnits);
+  *scale = block_scale(weight, rounding.scale, (p + q) + (r + s));
 }
 
 // A row; returns the sum of its rounded activations.
@@ -127,9 +146,16 @@ static float round_row(const IntWeight& weight, const float* x, const Lane& to) 
   int64_t first = 0;
   while (first < weight.block_count) {
     int64_t last = first + 1;
-    while (last < weight.block_count && weight.blocks[last].activations == weight.blocks[first].activations) ++last;
-    round_blocks<Form>(weight, x, first, last, to);
-    for (int64_t b = first; b < last; ++b) total += to.scales[b * to.stride].sum;
+    const IntBlock block = weight.blocks[first];
+    while (last < weight.block_count && weight.blocks[last].activations == block.activations) ++last;
+    const int64_t place = block.begin * kStep;
+    const bool whole = weight.source == nullptr && last == first + 1 && block.end - block.begin == 64 / kStep;
+    if (whole && place + 64 <= weight.in_features) {
+      round_64<Form>(weight, x + place, to.units + place / 4 * Form::kUnits, to.scales + first);
+    } else {
+      round_blocks<Form>(weight, x, first, last, to);
+    }
+    for (int64_t b = first; b < last; ++b) total += to.scales[b].sum;
     first = last;
   }
   return total;

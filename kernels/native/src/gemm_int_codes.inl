@@ -38,30 +38,48 @@ struct Fp4Codes {
 struct Narrow {
   static constexpr int kUnits = 1;  // for four inputs
   static constexpr float kLargest = 127.0f;
-  static inline void operands(I16 codes, I16* w) { w[0] = codes; }
 #if BATON_AVX512
-  static inline I16 dot(I16 acc, I16 weights, const int32_t& x) { return dot4(acc, weights, x); }
+  template <int unit>
+  static inline I16 operand(I16 codes) {
+    return codes;
+  }
+  template <int n>
+  static inline void dots(I16 (&acc)[n], const I16 (&w)[n], const int32_t& x) {
+    dots4(acc, w, x);
+  }
 #endif
 };
 
 struct Wide {
   static constexpr int kUnits = 2;  // inputs 0 2, 1 3: so an and and a shift widen weights
   static constexpr float kLargest = 32767.0f;
-  static inline void operands(I16 codes, I16* w) {
-    w[0] = codes & I16::set(0x00ff00ff);
-    w[1] = shift16<8>(codes);
+  template <int unit>
+  static inline I16 operand(I16 codes) {
+    return unit == 0 ? codes & I16::set(0x00ff00ff) : shift16<8>(codes);
   }
-  static inline I16 dot(I16 acc, I16 weights, const int32_t& x) { return dot2(acc, weights, x); }
+  template <int n>
+  static inline void dots(I16 (&acc)[n], const I16 (&w)[n], const int32_t& x) {
+    dots2(acc, w, x);
+  }
 };
 
 // Sixteen scales or offsets of one group.
 static inline F16 load_scales(const void* base, IntScale type, int64_t index) {
   switch (type) {
     case IntScale::fp16:
-      return from_fp16(static_cast<const uint16_t*>(base) + index * kLanes);
+      return load_fp16(static_cast<const uint16_t*>(base) + index * kLanes);
     case IntScale::bf16:
-      return from_bf16(static_cast<const uint16_t*>(base) + index * kLanes);
+      return load_bf16(static_cast<const uint16_t*>(base) + index * kLanes);
     default:
       return F16::load(static_cast<const float*>(base) + index * kLanes);
+  }
+}
+
+// Those of some panels from `panel` on, for one group of several; 1 where there is but one.
+template <int n>
+static inline void load_scales(const void* base, IntScale type, int64_t groups, int64_t panel, int64_t group,
+                               F16 (&to)[n]) {
+  for (int p = 0; p < n; ++p) {
+    to[p] = groups > 1 ? load_scales(base, type, (panel + p) * groups + group) : F16::set(1.0f);
   }
 }

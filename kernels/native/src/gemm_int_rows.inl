@@ -4,11 +4,7 @@
 static inline float scale_at(const void* base, IntScale type, int64_t index) {
   if (type == IntScale::fp32) return static_cast<const float*>(base)[index];
   const uint16_t half = static_cast<const uint16_t*>(base)[index];
-  if (type == IntScale::fp16) return _cvtsh_ss(half);
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+  return type == IntScale::fp16 ? _cvtsh_ss(half) : widen_bf16(half);
 }
 
 // The four codes of output `lane` in one quad of a panel.

@@ -1,13 +1,51 @@
-// The product of one tile of rows with one panel of outputs.
+// The product of one tile of rows with one panel of outputs or several.
+
+#if BATON_AVX512
+constexpr int kTileRows[] = {1, 2, 4};
+constexpr int kTilePanels = 3;  // beside one another, for the greatest tiles: 24 accumulators of 32 registers
+#else
+constexpr int kTileRows[] = {1, 2, 3, 4};  // 8 accumulators of 16
+constexpr int kTilePanels = 1;
+#endif
+constexpr int kMostRows = kTileRows[std::size(kTileRows) - 1];
+
+// Rows in tiles of the sizes that there are: the greatest as often as it goes, then what is left.
+class Tiles {
+ public:
+  explicit Tiles(int64_t rows) : whole_(rows / kMostRows) {
+    for (int64_t left = rows % kMostRows; left > 0; left -= rest_[rests_++]) {
+      rest_[rests_] = *std::find_if(std::rbegin(kTileRows), std::rend(kTileRows), [&](int n) { return n <= left; });
+    }
+  }
+  int64_t count() const { return whole_ + rests_; }
+  int size(int64_t tile) const { return tile < whole_ ? kMostRows : rest_[tile - whole_]; }
+  int64_t first(int64_t tile) const {
+    return std::min(tile, whole_) * kMostRows + std::accumulate(rest_, rest_ + std::max<int64_t>(0, tile - whole_), 0);
+  }
+
+ private:
+  int64_t whole_;
+  int rest_[4] = {};
+  int rests_ = 0;
+};
+
+// The machine reads on by itself, but for two cases: among scales and offsets, for it reads one stream at full speed
+// but not several (codes of 8 bits outweigh them), and where rows keep it busy.
+template <class Codes, int kRows>
+constexpr bool kAhead = Codes::kStepBytes == 64 || kRows == kMostRows;
+
+// What to fetch meanwhile: two lines per step from `begin` on, then `bytes` further on, up to `end`.
+struct Ahead {
+  const uint8_t *begin, *end;
+  int64_t bytes;
+};
 
 struct TileArgs {
-  const int32_t* units;
-  const BlockScale* scales;
-  const float* sums;
-  float* out;
-  int64_t out_stride;
+  const int32_t* units;      // row r: row_units * r further on
+  const BlockScale* scales;  // row r: block_count * r further on
+  int64_t row_units;
   int64_t panel;
-  bool residual;
+  Ahead ahead;
 };
 
 // f(0), ..., f(n - 1), each with a constant, so that what they index can be registers.
@@ -19,100 +57,105 @@ static inline BATON_INLINE void each(const F& f) {
   }(std::make_integer_sequence<int, n>());
 }
 
-// Codes are asked for so many bytes ahead where the machine alone does not look far enough: among scales and offsets,
-// for it reads one stream at full speed but not several (codes of 8 bits outweigh them), and for as many rows as keep
-// it busy (a third faster at 16).
-constexpr int kAheadBytes = 4096;
-template <class Codes, int kRows>
-constexpr bool kAhead = Codes::kStepBytes == 64 || kRows >= 16;
+// Where a tile's codes go on, what to fetch, and its rows: these by two pointers and a distance, which the processor
+// adds up by itself.
+struct Cursor {
+  const uint8_t *codes, *ahead;
+  const int32_t *x0, *x3;
+};
 
-// Exact sums of a block's products.
-template <class Codes, class Form, int kRows>
-static inline BATON_INLINE void block_sums(const uint8_t* codes, const int32_t* units, int64_t begin, int64_t end,
-                                           I16 (&acc)[kRows]) {
+template <int row>
+static inline BATON_INLINE const int32_t& unit_at(const Cursor& at, int64_t row_units, int unit) {
+  static_assert(row < 6);
+  return (row < 3 ? at.x0 : at.x3)[row % 3 * row_units + unit];
+}
+
+// Adds the products of some steps, exactly, and moves on.
+template <class Codes, class Form, int kRows, int kPanels>
+static inline BATON_INLINE void add_products(Cursor& at, int64_t steps, int64_t row_units, int64_t panel_bytes,
+                                             const Ahead& ahead, I16 (&acc)[kRows][kPanels]) {
   constexpr int kUnits = Form::kUnits;
-  units += begin * 2 * kUnits * kRows;
-  for (int64_t step = begin; step < end; ++step) {
-    const uint8_t* at = codes + step * Codes::kStepBytes;
+  constexpr auto kHint = kPanels > 1 ? _MM_HINT_T1 : _MM_HINT_T0;
+  for (const uint8_t* end = at.codes + steps * Codes::kStepBytes; at.codes != end; at.codes += Codes::kStepBytes) {
     if constexpr (kAhead<Codes, kRows>) {
-      for (int line = 0; line < Codes::kStepBytes; line += 64) _mm_prefetch(at + kAheadBytes + line, _MM_HINT_T0);
+      _mm_prefetch(at.ahead, kHint);
+      _mm_prefetch(at.ahead + 64, kHint);
+      at.ahead = std::min(at.ahead + ahead.bytes, ahead.end);
     }
-    each<2>([&](auto quad) BATON_INLINE {
-      I16 w[kUnits];
-      Form::operands(Codes::template load<quad>(at), w);
-      each<kUnits * kRows>([&](auto i) BATON_INLINE {
-        acc[i % kRows] = Form::dot(acc[i % kRows], w[i / kRows], units[quad * kUnits * kRows + i]);
+    each<2 * kUnits>([&](auto u) BATON_INLINE {
+      I16 w[kPanels];
+      each<kPanels>([&](auto p) BATON_INLINE {
+        w[p] = Form::template operand<u % kUnits>(Codes::template load<u / kUnits>(at.codes + p * panel_bytes));
+      });
+      each<kRows>([&](auto r) BATON_INLINE { Form::dots(acc[r], w, unit_at<r>(at, row_units, u)); });
+    });
+    at.x0 += 2 * kUnits;
+    at.x3 += 2 * kUnits;
+  }
+}
+
+// y: [panels][rows][16]
+template <class Codes, class Form, int kRows, int kPanels>
+static void multiply_tile(const IntWeight& weight, const TileArgs& tile, float* y) {
+  const int64_t panel_bytes = weight.steps * Codes::kStepBytes, row_units = tile.row_units;
+  const int64_t row_scales = weight.block_count, groups = weight.groups;
+  const int32_t* units = tile.units;
+  F16 total[kRows][kPanels];
+  each<kRows * kPanels>([&](auto i) BATON_INLINE { total[i / kPanels][i % kPanels] = F16::zero(); });
+  const Ahead ahead = tile.ahead;
+  Cursor at{weight.codes + tile.panel * panel_bytes, ahead.begin, units, units + 3 * row_units};
+  for (int64_t b = 0; b < weight.block_count; ++b) {
+    const IntBlock block = weight.blocks[b];
+    const BlockScale* scales = tile.scales + b;
+    I16 acc[kRows][kPanels];
+    each<kRows>([&](auto r) BATON_INLINE {
+      const I16 start = I16::set(scales[r * row_scales].start);
+      each<kPanels>([&](auto p) BATON_INLINE { acc[r][p] = start; });
+    });
+    add_products<Codes, Form>(at, block.end - block.begin, row_units, panel_bytes, ahead, acc);
+    F16 scale[kPanels];  // of the weight; where it is the same for all blocks, it waits for the end
+    load_scales(weight.scale, weight.scale_type, groups, tile.panel, block.group, scale);
+    each<kRows>([&](auto r) BATON_INLINE {
+      const F16 of_row = F16::set(scales[r * row_scales].scale);
+      each<kPanels>([&](auto p) BATON_INLINE {
+        total[r][p] = fma(to_float(acc[r][p]), scale[p] * of_row, total[r][p]);
       });
     });
-    units += 2 * kUnits * kRows;
+    if (weight.offset == nullptr || groups == 1) continue;
+    load_scales(weight.offset, weight.offset_type, groups, tile.panel, block.group, scale);
+    each<kRows>([&](auto r) BATON_INLINE {
+      each<kPanels>([&](auto p) BATON_INLINE {
+        total[r][p] = fma(scale[p], F16::set(scales[r * row_scales].sum), total[r][p]);
+      });
+    });
   }
+  each<kRows * kPanels>([&](auto i) BATON_INLINE { total[i / kPanels][i % kPanels].store(y + (i % kPanels * kRows + i / kPanels) * kLanes); });
 }
 
-// What follows the last block: a scale of the whole row, its offset, bias, residual.
-static inline void finish(const IntWeight& weight, const TileArgs& tile, int row, F16 value) {
-  const int64_t panel = tile.panel;
-  if (weight.groups == 1) {
-    value = value * load_scales(weight.scale, weight.scale_type, panel);
-    if (weight.offset != nullptr) {
-      value = fma(load_scales(weight.offset, weight.offset_type, panel), F16::set(tile.sums[row]), value);
-    }
-  }
-  if (weight.bias != nullptr) value = value + F16::load(weight.bias + panel * kLanes);
-  float* out = tile.out + row * tile.out_stride + panel * kLanes;
-  if (const int64_t left = weight.out_features - panel * kLanes; left >= kLanes) {
-    if (tile.residual) value = value + F16::load(out);
-    value.store(out);
-  } else {
-    const int n = static_cast<int>(left);
-    if (tile.residual) value = value + F16::load(out, n);
-    value.store(out, n);
-  }
-}
-
-template <class Codes, class Form, int kRows>
-static void multiply_tile(const IntWeight& weight, const TileArgs& tile) {
-  const uint8_t* codes = weight.codes + tile.panel * weight.steps * Codes::kStepBytes;
-  const bool grouped = weight.groups > 1;
-  const BlockScale* scales = tile.scales;
-  F16 y[kRows];
-  each<kRows>([&](auto r) BATON_INLINE { y[r] = F16::zero(); });
-  for (int64_t b = 0; b < weight.block_count; ++b, scales += kRows) {
-    const IntBlock block = weight.blocks[b];
-    I16 acc[kRows];
-    each<kRows>([&](auto r) BATON_INLINE { acc[r] = I16::set(scales[r].start); });
-    block_sums<Codes, Form>(codes, tile.units, block.begin, block.end, acc);
-    if (!grouped) {
-      each<kRows>([&](auto r) BATON_INLINE { y[r] = fma(to_float(acc[r]), F16::set(scales[r].scale), y[r]); });
-      continue;
-    }
-    const int64_t index = tile.panel * weight.groups + block.group;
-    const F16 scale = load_scales(weight.scale, weight.scale_type, index);
-    each<kRows>([&](auto r) BATON_INLINE { y[r] = fma(to_float(acc[r]), scale * F16::set(scales[r].scale), y[r]); });
-    if (weight.offset == nullptr) continue;
-    const F16 offset = load_scales(weight.offset, weight.offset_type, index);
-    each<kRows>([&](auto r) BATON_INLINE { y[r] = fma(offset, F16::set(scales[r].sum), y[r]); });
-  }
-  each<kRows>([&](auto r) BATON_INLINE { finish(weight, tile, r, y[r]); });
-}
-
-using MultiplyTile = void (*)(const IntWeight&, const TileArgs&);
+using MultiplyTile = void (*)(const IntWeight&, const TileArgs&, float*);
 
 template <class Codes, class Form, size_t... i>
 static MultiplyTile choose_rows(int rows, std::index_sequence<i...>) {
   MultiplyTile found = nullptr;
-  ((kTileRows[i] == rows ? void(found = multiply_tile<Codes, Form, kTileRows[i]>) : void()), ...);
+  ((kTileRows[i] == rows ? void(found = multiply_tile<Codes, Form, kTileRows[i], 1>) : void()), ...);
   return found;
 }
 
+template <class Codes, class Form>
+static MultiplyTile choose_tile(int rows, int panels) {
+  if (panels > 1) return multiply_tile<Codes, Form, kMostRows, kTilePanels>;
+  return choose_rows<Codes, Form>(rows, std::make_index_sequence<std::size(kTileRows)>());
+}
+
+// panels: 1, or kTilePanels with the greatest tiles.
 template <class Form>
-static MultiplyTile choose(IntCodes kind, int rows) {
-  constexpr auto all = std::make_index_sequence<std::size(kTileRows)>();
-  switch (kind) {
+static MultiplyTile choose(const IntWeight& weight, int rows, int panels) {
+  switch (weight.kind) {
     case IntCodes::int8:
-      return choose_rows<Int8Codes, Form>(rows, all);
+      return choose_tile<Int8Codes, Form>(rows, panels);
     case IntCodes::int4:
-      return choose_rows<Int4Codes, Form>(rows, all);
+      return choose_tile<Int4Codes, Form>(rows, panels);
     default:
-      return choose_rows<Fp4Codes, Form>(rows, all);
+      return choose_tile<Fp4Codes, Form>(rows, panels);
   }
 }

@@ -16,6 +16,7 @@ struct F16 {
   // The first n lanes (0 <= n <= 16), zeros beyond; nothing beyond is touched. For tails: slow with AVX2.
   static F16 load(const float* p, int n) { return {_mm512_maskz_loadu_ps(mask(n), p)}; }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
+  void stream(float* p) const { _mm512_stream_ps(p, v); }  // past the caches; p is a multiple of 64
   void store(float* p, int n) const { _mm512_mask_storeu_ps(p, mask(n), v); }
   static __mmask16 mask(int n) { return static_cast<__mmask16>(_bzhi_u32(0xffff, n)); }
 };
@@ -26,6 +27,8 @@ static inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 static inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 // a * b + c, rounded once
 static inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// c - a * b, rounded once
+static inline F16 fnma(F16 a, F16 b, F16 c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
 static inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 // where a < b: x, elsewhere (and with a NaN): y
@@ -74,6 +77,10 @@ struct F16 {
     _mm256_maskstore_ps(p, mask(n), lo);
     if (n > 8) _mm256_maskstore_ps(p + 8, mask(n - 8), hi);
   }
+  void stream(float* p) const {
+    _mm256_stream_ps(p, lo);
+    _mm256_stream_ps(p + 8, hi);
+  }
   static __m256i mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
@@ -85,6 +92,9 @@ static inline F16 operator*(F16 a, F16 b) { return {_mm256_mul_ps(a.lo, b.lo), _
 static inline F16 operator/(F16 a, F16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 static inline F16 fma(F16 a, F16 b, F16 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+static inline F16 fnma(F16 a, F16 b, F16 c) {
+  return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
 static inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 static inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
@@ -123,6 +133,14 @@ static inline void halves(F16 a, __m256* low, __m256* high) {
 }
 
 #endif
+
+// One bf16 number.
+static inline float widen_bf16(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
 
 static inline F16 load_fp16(const void* p) { return from_fp16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
 // e4m3fn divided by 256: the fp16 numbers of the same exponent and mantissa bits, subnormals among them. NaN codes
