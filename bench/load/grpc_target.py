@@ -13,15 +13,14 @@ from baton.bench.load.plan import Shot
 from baton.bench.load.record import Outcome, Record
 from baton.bench.load.target import Call, Clock, Facts, Options
 from baton.core.errors import BatonError, Code, Unavailable
-from baton.core.request import FinishReason
-from baton.proto.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
+from baton.proto.v1 import admin_pb2, admin_pb2_grpc, common_pb2, inference_pb2, inference_pb2_grpc
 from baton.runtime import codec
 from baton.runtime.client import convert
-from baton.runtime.client.aio import AsyncClient, AsyncStream
-from baton.runtime.client.types import Delta
+from baton.runtime.client.aio import AsyncClient
 from baton.runtime.grpc_channel import channel
 
 OPEN_TIMEOUT_S = 10.0
+ENDED = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 _OUTCOMES: Mapping[Code, Outcome] = {
     Code.RESOURCE_EXHAUSTED: Outcome.REJECTED,
@@ -90,12 +89,15 @@ class GrpcTarget:
 
         async def call(record: Record, clock: Clock) -> None:
             answer = _Answer(record)
+            sent = self._stub.Generate(request)
             try:
-                async for delta in AsyncStream(self._stub.Generate(request), self._address):
-                    answer.add(delta, clock())
+                async for message in sent:
+                    answer.add(message, clock())
                 answer.end()
-            except BatonError as error:
-                answer.failed(error)
+            except grpc.RpcError as error:
+                answer.failed(convert.error_of(error, self._address))
+            finally:
+                sent.cancel()  # frees the nodes, should it not be over
 
         return call
 
@@ -105,16 +107,17 @@ class _Answer:
         self._record = record
         self._ended = False
 
-    def add(self, delta: Delta, now_s: float) -> None:
+    def add(self, message: inference_pb2.GenerateResponse, now_s: float) -> None:
+        """The message as it is: what the client library makes of it takes time that others need."""
         record = self._record
-        if delta.token_ids:
-            record.chunks.append((now_s, len(delta.token_ids)))
-            record.output_tokens += len(delta.token_ids)
-        if delta.usage is not None:
-            record.used_prompt_tokens = delta.usage.prompt_tokens
-            record.cached_tokens = delta.usage.cached_tokens
-        if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if tokens := len(message.token_ids):
+            record.chunks.append((now_s, tokens))
+            record.output_tokens += tokens
+        if message.finish_reason in ENDED:
             self._ended = True
+        if message.HasField("usage"):
+            record.used_prompt_tokens = message.usage.prompt_tokens
+            record.cached_tokens = message.usage.cached_tokens
 
     def end(self) -> None:
         if self._ended:
