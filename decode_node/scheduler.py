@@ -118,6 +118,8 @@ class DecodeScheduler:
         """How many steps from the one in flight on, at most `most`, would run the same sequences, a token
         each, as long as nothing comes from outside and none of them ends. They take free blocks alone."""
         running, kv = self._residents.running.values(), self._kv
+        if self._residents.ready:  # the next step may find room for them
+            return 1
         if len(self._flight) != len(running) or any(seq.remaining != 1 for seq in running):
             return 1
         while most > 1 and len(running) * (most // kv.block_size + 1) > kv.pool.free:
