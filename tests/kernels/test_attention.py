@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
+from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -209,3 +210,18 @@ def file_blocks(file: object) -> int:
 
     os.fsync(file.fileno())
     return os.fstat(file.fileno()).st_blocks * 512
+
+
+@pytest.mark.parametrize("blocks", [3, 300])
+def test_no_table_names_a_negative_block(blocks: int) -> None:
+    """Such as a window has left behind; the sequence's own table stays as it is."""
+    table = array("q", [-1, *range(1, blocks)])
+    plan = make_plan([RowSpan(4 * blocks - 1, 1, table), RowSpan(0, 4, [7, -1, -1])], 4)
+    assert plan.tables.tolist() == [0, *range(1, blocks), 7]
+    assert table[0] == -1
+    assert plan.only_slot is None
+    assert [list(part) for part in plan.places] == [
+        [4 * blocks - 1, 0, 1, 2, 3],
+        [blocks - 1, 7, 7, 7, 7],
+        [3, 0, 1, 2, 3],
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
@@ -153,3 +154,29 @@ def test_no_distribution(backend: object) -> None:
     assert backend.sample(table, choices) == [NO_TOKEN, NO_TOKEN, NO_TOKEN, 69, 0]
     assert backend.sample(table[:0], []) == []
     assert backend.survey(table, 1).mass.tolist() == [0, 0, 0, ONE, 70 * ONE]
+
+
+@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+def test_what_is_remembered_of_a_tensor_is_no_result() -> None:
+    """Many steps bring the same tensor, of other contents, and sometimes others in between."""
+    dice, other = torch.Generator().manual_seed(2), torch.randn(2, 40)
+    logits = torch.empty(3, 500)
+    for count in (3, 3, 1):
+        for table in (logits, logits[:count]):
+            logits.normal_(generator=dice)
+            choices = [Choice(0.9, 0, 0.9, 0.0, i / 7) for i in range(len(table))]
+            assert native_sample.sample(table, choices) == reference.sample(table, choices)
+            with pytest.raises(ValueError, match="1 choices for 2 rows"):
+                native_sample.sample(other, choices[:1])
+    with pytest.raises(ValueError, match="2 choices for 3 rows"):
+        native_sample.sample(logits, choices * 2)
+
+
+@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+def test_threads_choose_at_the_same_time() -> None:
+    tables = [torch.randn(4, 3000, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    choices = [Choice(1.0, 0, 0.95, 0.0, i / 5) for i in range(4)]
+    want = [reference.sample(table, choices) for table in tables]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: native_sample.sample(tables[i % 4], choices), range(40)))
+    assert found == want * 10
