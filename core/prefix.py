@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 HASH_BYTES = 16
 DEFAULT_KEY = b"baton-prefix-v1"
 
 
+@lru_cache(maxsize=1024)
 def root_key(
     *, salt: str = "", adapter: str = "", revision: str = "", cluster_key: bytes = DEFAULT_KEY
 ) -> bytes:

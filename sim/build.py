@@ -11,9 +11,11 @@ from baton.decode_node.limits import DecodeLimits
 from baton.decode_node.scheduler import DecodeScheduler
 from baton.kv_transfer.handoff_sink import HandoffSink, SinkLimits
 from baton.node.core import CoreLimits, NodeCore
+from baton.node.samples import Sample
 from baton.prefill_node.limits import PrefillLimits
 from baton.prefill_node.scheduler import PrefillScheduler
 from baton.router.events import NodeInfo
+from baton.sim.cost import StepWork
 from baton.sim.sampling import VOCAB_SIZE
 from baton.sim.spec import ClusterSpec, NodeSpec
 
@@ -80,4 +82,18 @@ def node_info(spec: NodeSpec, incarnation: str, core: NodeCore) -> NodeInfo:
         kv_bytes_per_token=profile.kv_bytes_per_token,
         max_model_len=profile.max_model_len,
         load=core.load(),
+    )
+
+
+def tried(spec: NodeSpec) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """Steps of several sizes, prompts' and decode's, as a node measures them when it starts."""
+    profile, step_s = spec.profile, spec.profile.cost.step_s
+    prompts = [min(tokens, profile.max_batch_tokens) for tokens in (64, 256, 512, 1024)] * 3
+    batches = [(rows, rows * tokens) for rows in (1, 4, 16, 64) for tokens in (128, 1024)] * 2
+    return (
+        tuple((n, 0, spec.pace * step_s(StepWork(n, n * n / 2, 1, 0, 0))) for n in prompts),
+        tuple(
+            (rows, context, spec.pace * step_s(StepWork(0, 0.0, 0, rows, context)))
+            for rows, context in batches
+        ),
     )

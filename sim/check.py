@@ -13,6 +13,8 @@ def check_node(node: SimNode) -> None:
     """Raise AssertionError unless every block is where some part of the node says it is."""
     node.core.check()
     node.exporter.source.check()
+    for row in node.engine.decoding:
+        assert row.seq in node.owners, f"{row.seq} is decoded, and was never handed over"
     check_references(node.core)
 
 

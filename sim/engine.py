@@ -52,7 +52,13 @@ class Engine:
         self._ends: list[float] = []  # of the steps under way
         self._seconds: list[float] = []
         self._noise: list[float] = []
+        self._plain = False  # nothing but a token for each row
         self._stopped = False
+
+    @property
+    def decoding(self) -> tuple[Row, ...]:
+        """Decode's rows of the step under way."""
+        return self._rows[: self.core.decode_rows] if self._ends else ()
 
     @property
     def running(self) -> bool:
@@ -122,7 +128,8 @@ class Engine:
 
     def _depart(self, rows: tuple[Row, ...]) -> None:
         work = work_of(rows, self.core.decode_rows)
-        steps = self._steady(rows) if self._hub.leaps and not work.chunks else 1
+        self._plain = self._hub.leaps and not work.chunks and all(row.sample for row in rows)
+        steps = self._steady(rows) if self._plain else 1
         until_s = self.core.next_wakeup() if steps > 1 else None
         end_s = self._clock.now
         count, context = work.rows, work.context
@@ -168,7 +175,7 @@ class Engine:
         seconds = self._seconds[:steps]
         for each_s in seconds:
             self.busy_s += each_s
-        if steps > 1:
+        if self._plain:
             self.core.complete_steps({row.seq: _run(row, steps) for row in self._rows}, seconds)
             return
         outputs = tuple([RowOutput(row.seq, _token(row)) for row in self._rows])

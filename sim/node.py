@@ -28,7 +28,7 @@ from baton.kv_transfer.handoff_source import HandoffSource
 from baton.node import commands as cmd
 from baton.node.core import Admitted, KvChange, Misbehaved, Out
 from baton.router.events import HandedOff, KvChanged
-from baton.sim.build import node_core, node_info
+from baton.sim.build import node_core, node_info, tried
 from baton.sim.engine import Engine
 from baton.sim.events import node_event
 from baton.sim.exporter import Exporter, ExportPort
@@ -69,6 +69,7 @@ class SimNode:
         )
         self.importer = Importer(hub, spec.node_id, self.incarnation, self.core.sink, self.engine.post)
         self.owners: dict[Key, bool] = {}
+        self._tried = tried(spec) if hub.cluster.calibrated else ((), ())
         self._held: dict[Key, list[TokensOut]] = {}
         self._events: list[Any] = []
         self._effects: dict[type, Callable[[Any], None]] = {
@@ -184,9 +185,8 @@ class SimNode:
             self._events.append(node_event(self.node_id, replace(outs[0], token_ids=ids)))
 
     def _admitted(self, out: Admitted) -> None:
-        if self.attached:
-            self.owners[out.key] = True
-        else:  # its router has gone by now: nobody to tell
+        self.owners[out.key] = True
+        if not self.attached:  # its router has gone by now: nobody to tell
             self.engine.post(cmd.AbortKeys((out.key,)))
 
     def _ended(self, out: Ended) -> None:
@@ -221,10 +221,11 @@ class SimNode:
 
     def _report(self, samples: tuple[tuple[int, float], ...]) -> None:
         load, most = self.core.load(), self.hub.cluster.report_samples
+        tried, self._tried = self._tried, ((), ())
         load = replace(
             load,
-            prefill_samples=load.prefill_samples[-most:],
-            decode_samples=load.decode_samples[-most:],
+            prefill_samples=tried[0] + load.prefill_samples[-most:],
+            decode_samples=tried[1] + load.decode_samples[-most:],
             transfer_samples=samples[-most:],
         )
         delay_s = self.hub.report_delays.get(self.node_id, 0.0)

@@ -70,13 +70,15 @@ class NetworkSpec:
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """report_s: the least time between two load reports of a node; report_samples: measurements of each
-    kind in one, at most. fcfs: prefill nodes serve prompts in the
+    kind in one, at most. calibrated: nodes try steps of several sizes when they
+    start, and tell of them in their first report. fcfs: prefill nodes serve prompts in the
     order in which they came, as the published policies assume. lease_s, max_reservations: of hand-offs."""
 
     nodes: tuple[NodeSpec, ...]
     network: NetworkSpec = field(default_factory=NetworkSpec)
     report_s: float = 0.02
     report_samples: int = 64
+    calibrated: bool = False
     fcfs: bool = False
     lease_s: float = 10.0
     max_reservations: int = 256

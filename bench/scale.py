@@ -1,0 +1,59 @@
+"""`python -m baton.bench.scale [--nodes N] [--requests N]`: how long the simulator takes for a large cluster.
+
+The processor time of the one process counts, so that neighbours on the machine matter less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import Progress
+
+from baton.bench.report import Figure, table
+from baton.sim import scale
+from baton.sim.workload.arrival import Arrival
+
+LIMIT_S = 600.0
+MILLION = 1_000_000
+
+
+def main() -> int:
+    """0 if a million requests would take less than ten minutes, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.scale", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=MILLION)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    console = Console()
+    console.print(f"seed {options.seed}")
+    with Progress(console=console) as progress:
+        task = progress.add_task("requests", total=options.requests)
+
+        def shown() -> Iterator[Arrival]:
+            for number, arrival in enumerate(scale.arrivals(options.nodes, options.requests, options.seed)):
+                if number % 1000 == 0:
+                    progress.update(task, completed=number)
+                yield arrival
+
+        started_s = time.process_time()
+        results = scale.world(options.nodes, options.seed).run(shown())
+        seconds = time.process_time() - started_s
+        progress.update(task, completed=options.requests)
+    summary = results.summary()
+    console.print(
+        f"{results.seconds:.1f} simulated seconds, {results.events:,} events; {summary.completed:,} of "
+        f"{summary.requests:,} served, median TTFT {1e3 * summary.ttft_s.p50:.1f} ms, "
+        f"TPOT {1e3 * summary.tpot_s.p50:.2f} ms"
+    )
+    name = f"{options.requests:,} requests on {options.nodes:,} nodes"
+    limit_s = LIMIT_S * options.requests / MILLION
+    figure = Figure(name, seconds, "s", limit_s, "ten minutes per million", 1.0, higher_is_better=False)
+    console.print(table([figure]))
+    return 0 if figure.met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
