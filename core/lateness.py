@@ -25,7 +25,7 @@ class Job(NamedTuple):
     priority: int = 0
 
 
-def given_up(jobs: Iterable[tuple[K, Job]], start_s: float, machines: int = 1) -> set[K]:
+def given_up(jobs: Iterable[tuple[K, Job]], start_s: float, machines: float = 1.0) -> set[K]:
     """Keys of the jobs that had better wait until the others are done. O(n log n).
 
     jobs: in order of due dates, those without one where they stand in the queue. start_s: when the machine is

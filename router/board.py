@@ -77,11 +77,10 @@ class Board:
         self.settle()
         return self._speeds
 
-    def next_free(self) -> tuple[float, int]:
-        """When the first of the prefill nodes is free, and how many there are."""
+    def next_free(self) -> float:
+        """When the first of the prefill nodes is free."""
         groups = [group for group in self.groups() if len(group.prefills)]
-        firsts = [group.prefills.figure(next(iter(group.prefills))) for group in groups]
-        return min(firsts, default=0.0), sum(len(group.prefills) for group in groups)
+        return min([group.prefills.figure(next(iter(group.prefills))) for group in groups], default=0.0)
 
     def settle(self) -> None:
         """Put what changed where it belongs. Each step of the machine ends with it, so that looking at the
@@ -99,7 +98,8 @@ class Board:
                 old.remove(node)
             self._group[node] = group
             group.place(node)
-            self._set_speed(node, 1.0 / node.cost.prefill_token_s() if node.may_prefill else None)
+            speed = node.prefill_share / node.cost.prefill_token_s() if node.may_prefill else None
+            self._set_speed(node, speed)
 
     def _set_speed(self, node: Node, speed: float | None) -> None:
         self._speeds -= self._speed.pop(node, 0.0)

@@ -108,7 +108,9 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
     own (a large room, a node that has not failed them) are passed by a few others, but not for ever."""
     queue, config = state.queue, state.config
     if len(queue) > 1 or (newcomer is None and len(queue)):
-        queue.triage(now, *state.registry.board.next_free())
+        board = state.registry.board
+        usual = board.prefill_speed * state.registry.average.prefill_token_s()  # as nodes of prompts alone
+        queue.triage(now, board.next_free(), usual)
     passed: dict[Live, None] = {}
     harmful = 0
     while len(passed) < config.lookahead:

@@ -18,6 +18,7 @@ from baton.router.ledger import Ledger
 from baton.router.prefix_view import NodePrefixes, PromptChains
 
 LEARN_ALL, LEARN_EVERY = 256, 8
+LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
 OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
 
 
@@ -95,8 +96,16 @@ class Node:
         """When (machine clock) it will have done the prompt work that a newcomer would find there: what it
         reported last, and what we have sent since."""
         load = self.load
-        reported_s = self.cost.queue_s(load.waiting_tokens, load.waiting_work)
+        reported_s = self.cost.queue_s(load.waiting_tokens, load.waiting_work) / self.prefill_share
         return self.loaded_s + reported_s + self.prefill.recent_seconds
+
+    @property
+    def prefill_share(self) -> float:
+        """Of its time that goes to prompts, where it keeps what it decodes inside the tightest target there."""
+        rows, tightest_s = self.decode_rows, self.decode.tightest_s
+        if tightest_s is None or not rows or not self.decodes:
+            return 1.0
+        return max(LEAST_SHARE, 1.0 - self.cost.decode_mean_s(rows, self.context_tokens) / tightest_s)
 
     def prefill_queue_s(self, now: float) -> float:
         """Predicted seconds of prompt work ahead of a newcomer."""

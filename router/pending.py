@@ -84,15 +84,16 @@ class Pending:
             self._credit_s += share * live.work_s
         self._credit_s = min(max(self._credit_s, -60.0), 1.0)
 
-    def triage(self, now: float, start_s: float, machines: int) -> None:
-        """Tell those that wait in vain from the rest. start_s: when the first of the nodes is free."""
+    def triage(self, now: float, start_s: float, machines: float) -> None:
+        """Tell those that wait in vain from the rest. start_s: when the first of the nodes is free; machines:
+        how many there are, by the work that they do."""
         if not (self._by_slack and self._targets) or now - self._sorted_s < TRIAGE_EVERY_S:
             return
         self._sorted_s = now
         jobs = [
             (live, Job(live.work_s, self._due_s(live), live.request.priority)) for live in self._soonest()
         ]
-        lost = given_up(jobs, max(now, start_s), max(1, machines))
+        lost = given_up(jobs, max(now, start_s), max(0.1, machines))
         for live, _ in jobs:
             if live in lost:
                 self._timely.drop(live)

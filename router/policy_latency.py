@@ -22,8 +22,6 @@ from baton.router.nodes import OVERHEAD_S, Node
 from baton.router.policy import DecodeLeg, Policy, PrefillLeg, Scored
 from baton.router.policy_pick import spread
 
-LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
-
 
 class LatencyLegs:
     """Filters and scorers over one configuration."""
@@ -70,8 +68,7 @@ class LatencyLegs:
         stall_s = 0.0
         if node.decodes and (rows := node.decode_rows):
             stall_s = config.decode_weight * compute_s * rows
-            share = self._prompt_share(node, rows)
-            queue_s, compute_s = queue_s / share, compute_s / share
+            compute_s /= node.prefill_share
         fixed_s, byte_s = cost.transfer_line(config.quantile)
         token_s = byte_s * info.kv_bytes_per_token
         late = self._late(ask, node, ask.waited_s + queue_s + compute_s)
@@ -87,15 +84,6 @@ class LatencyLegs:
             transfer_token_s=token_s,
             transfer_tail_s=fixed_s + token_s * info.block_size,
         )
-
-    @staticmethod
-    def _prompt_share(node: Node, rows: int) -> float:
-        """Of a step's time, where the node keeps those it decodes inside their tightest target."""
-        tightest_s = node.decode.tightest_s
-        if tightest_s is None:
-            return 1.0
-        step_s = node.cost.decode_mean_s(rows, node.context_tokens)
-        return max(LEAST_SHARE, 1.0 - step_s / tightest_s)
 
     @staticmethod
     def _late(ask: Ask, node: Node, ttft_s: float) -> float:
