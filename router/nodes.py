@@ -101,7 +101,7 @@ class Node:
 
     @property
     def prefill_share(self) -> float:
-        """Of its time that goes to prompts, where it keeps what it decodes inside the tightest target there."""
+        """Of its time that goes to prompts, where it keeps what it decodes inside their tightest target."""
         rows, tightest_s = self.decode_rows, self.decode.tightest_s
         if tightest_s is None or not rows or not self.decodes:
             return 1.0
