@@ -103,7 +103,8 @@ def call(
     q: [capacity, heads, head_dim] fp32, a view of the qkv buffer for example. out: the same shape, heads
     contiguous. lse: [capacity, heads] fp32, contiguous. ValueError: shapes, strides or dtypes do not fit.
     """
-    _check(q, layer, out)
+    _check(q, layer)
+    _check_results(q, out, lse)
     codes, scales = layer
     args = AttentionArgs(
         rows=ctypes.addressof(plan.rows),
@@ -147,7 +148,7 @@ def attention_lse(
     return out, lse
 
 
-def _check(q: torch.Tensor, layer: KvLayer, out: torch.Tensor) -> None:
+def _check(q: torch.Tensor, layer: KvLayer) -> None:
     codes, scales = layer
     heads, head_dim = q.shape[1:]
     if head_dim != layer.head_dim or not 0 < head_dim <= MOST_HEAD_DIM or heads % layer.kv_heads:
@@ -157,7 +158,18 @@ def _check(q: torch.Tensor, layer: KvLayer, out: torch.Tensor) -> None:
     if codes.dtype not in _KV_DTYPES:
         raise ValueError(f"KV of {codes.dtype}")
     check_scales(codes, scales)
-    if out.shape[1:] != q.shape[1:] or out.stride(1) != head_dim or out.stride(2) != 1:
+    if scales is not None and scales.shape != codes.shape[:4]:
+        raise ValueError(f"scales {tuple(scales.shape)} do not fit a pool {tuple(codes.shape)}")
+
+
+def _check_results(q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    heads, head_dim = q.shape[1:]
+    fits = out.dtype == torch.float32 and out.shape == q.shape
+    if not fits or out.stride(1) != head_dim or out.stride(2) != 1:
         raise ValueError(
-            f"results {tuple(out.shape)}, strides {out.stride()}, do not fit queries {tuple(q.shape)}"
+            f"results {out.dtype} {tuple(out.shape)}, strides {out.stride()}, do not fit {tuple(q.shape)}"
         )
+    if lse is None:
+        return
+    if lse.dtype != torch.float32 or lse.shape != (q.shape[0], heads) or not lse.is_contiguous():
+        raise ValueError(f"sums {lse.dtype} {tuple(lse.shape)} do not fit queries {tuple(q.shape)}")

@@ -251,6 +251,18 @@ def test_what_does_not_fit_is_refused() -> None:
         call(q, KvLayer(layer.codes.to(torch.int8)))
     with pytest.raises(ValueError, match="results"):
         call(q, layer, torch.zeros(4, 12, 16)[:, ::2])
+    for bad in (torch.zeros(q.shape).double(), torch.zeros(3, 6, 16), torch.zeros(4, 6, 17)[..., :16]):
+        with pytest.raises(ValueError, match="results"):
+            call(q, layer, bad)
+    for bad in (torch.zeros(4, 6).double(), torch.zeros(4, 5), torch.zeros(6, 4).t()):
+        with pytest.raises(ValueError, match="sums"):
+            paged.call(q, layer, plan, params, torch.zeros(q.shape), bad)
+    coded = pool(torch.int8, 2, (4, 2, 16))
+    assert coded.scales is not None
+    call(q, coded)
+    for scales in (coded.scales.float(), coded.scales[..., :1]):
+        with pytest.raises(ValueError, match="scales"):
+            call(q, KvLayer(coded.codes, scales))
 
 
 def test_arrays_plan_as_lists_do() -> None:

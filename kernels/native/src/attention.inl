@@ -175,20 +175,21 @@ class ItemRun {
       const int64_t first = (head - item_.heads.begin) * per_head_ + token * group_;
       const int64_t count = take_seeing(units, tile, first);
       if (count == 0) continue;
+      const int64_t groups = (count + kQueries - 1) / kQueries;
       const bool at_once = count <= kFewest;
+      const int64_t alone = at_once ? args_.head_dim * kKeyUnits + count * kExpUnits : 0;
+      ahead.pace(groups * kTile * (padded_ / kLanes) * kValueUnits + kTile / kLanes * alone);
       if (at_once) {
         format_.score_few(args_, slots, head, queries_, count, ahead, scores);
       } else {
-        format_.load_keys(args_, slots, head, ahead, tile_.keys);
+        format_.load_keys(args_, slots, head, tile_.keys);
       }
       const bool few = count <= (format_.bytes == sizeof(float) ? kFew : kFewest);
       const bool in_place = few && padded_ == args_.head_dim;
       const TakeScores* take = in_place ? format_.take_scores : kTakeScores<KvFp32>;
       format_.load_values(args_, slots, head, in_place, tile_);
       tile_.ahead = &ahead;
-      tile_.lines = at_once ? ahead.share(kTile / kPause * 3) : 0;
       if (shape.scaled) load_scales(args_, slots, head, tile_);
-      const int64_t groups = (count + kQueries - 1) / kQueries;
       for (int64_t i = 0; i < groups; ++i) {
         const int64_t begin = count * i / groups, end = count * (i + 1) / groups;
         if (!at_once) kScore[end - begin](queries_ + begin, tile_.keys, args_.head_dim, scores);

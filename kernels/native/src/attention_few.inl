@@ -1,50 +1,40 @@
 // Scores of the few queries of a decode step: keys are transposed in registers and met there, since a tile's memory
 // would be written and read back for little. The sums are those of `score`, in its order.
 
-// Of G times sixteen keys.
-template <class Kv, int R, int G>
-static inline void score_few_lanes(const Vectors16 (&from)[G], const float* const (&q)[R], int64_t bytes, Ahead& ahead,
-                                   float* scores) {
-  // Two thirds of what is asked for ahead, as scores take longer than weighing.
-  const int64_t lines = ahead.share((kTile / kLanes) * ((bytes + kStepBytes - 1) / kStepBytes) * 3 / 2);
-  F16 sums[G][R];
-  for (int g = 0; g < G; ++g) {
-    for (int r = 0; r < R; ++r) sums[g][r] = F16::zero();
-    touch(from[g], bytes);
+// q * x + sum, rounded once. Written out, as gcc takes many queries' numbers ahead and spreads each in a register.
+static inline F16 fma_of(const float& q, F16 x, F16 sum) {
+#if BATON_AVX512
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(x.v), "m"(q));
+  return sum;
+#else
+  return fma(F16::set(q), x, sum);
+#endif
+}
+
+template <class Kv, int R>
+static inline void score_sixteen(Vectors16 from, const float* const (&q)[R], int64_t head_dim, Ahead& ahead,
+                                 Nearer& next, float* scores) {
+  constexpr int64_t kElements = kStepBytes / Kv::kBytes;
+  F16 sums[R];
+  for (int r = 0; r < R; ++r) sums[r] = F16::zero();
+  for (int64_t d = 0; d < head_dim; d += kElements) {
+    ahead.step(kElements * kKeyUnits);
+    next.step();
+    for_elements<Kv>(from, d * Kv::kBytes, [&](int i, F16 element) {
+      for (int r = 0; r < R; ++r) sums[r] = fma_of(q[r][d + i], element, sums[r]);
+    });
   }
-  for (int64_t offset = 0; offset < bytes; offset += kStepBytes) {
-    const int64_t d = offset / Kv::kBytes;
-    for (int g = 0; g < G; ++g) {
-      ahead.more(lines);
-      for_elements<Kv>(from[g], offset, [&](int i, F16 element) {
-        for (int r = 0; r < R; ++r) sums[g][r] = fma(F16::set(q[r][d + i]), element, sums[g][r]);
-      });
-    }
-  }
-  for (int g = 0; g < G; ++g) {
-    for (int r = 0; r < R; ++r) sums[g][r].store(scores + r * kTile + g * kLanes);
-  }
+  for (int r = 0; r < R; ++r) sums[r].store(scores + r * kTile);
 }
 
 template <class Kv, int R>
 static void score_few_rows(const AttentionArgs& args, const Slots& slots, int64_t head, const Query* queries,
                            Ahead& ahead, float* scores) {
-  const Vectors<Kv> keys(args, slots, head, 0);
   const float* q[R];
   for (int r = 0; r < R; ++r) q[r] = queries[r].q;
-  const int64_t bytes = args.head_dim * Kv::kBytes;
-  VectorCopies copies[2];
-  int at = slots.begin / kLanes * kLanes;
-#if BATON_AVX512
-  for (; at + kLanes < slots.end; at += 2 * kLanes) {
-    const Vectors16 from[2] = {keys.sixteen(at, copies[0]), keys.sixteen(at + kLanes, copies[1])};
-    score_few_lanes<Kv, R, 2>(from, q, bytes, ahead, scores + at);
-  }
-#endif
-  for (; at < slots.end; at += kLanes) {
-    const Vectors16 from[1] = {keys.sixteen(at, copies[0])};
-    score_few_lanes<Kv, R, 1>(from, q, bytes, ahead, scores + at);
-  }
+  by_sixteen<Kv>(args, slots, head, [&](int at, Vectors16 from, Nearer next) {
+    score_sixteen<Kv, R>(from, q, args.head_dim, ahead, next, scores + at);
+  });
 }
 
 // 1 to 4 queries. scores: [kQueries][kTile]
@@ -62,7 +52,7 @@ static void score_few(const AttentionArgs& args, const Slots& slots, int64_t hea
 // What depends on how KV is stored.
 struct KvFormat {
   int64_t bytes;
-  void (*load_keys)(const AttentionArgs&, const Slots&, int64_t, Ahead&, float*);
+  void (*load_keys)(const AttentionArgs&, const Slots&, int64_t, float*);
   void (*load_values)(const AttentionArgs&, const Slots&, int64_t, bool, TileView&);
   void (*score_few)(const AttentionArgs&, const Slots&, int64_t, const Query*, int64_t, Ahead&, float*);
   const TakeScores* take_scores;

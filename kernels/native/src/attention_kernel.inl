@@ -4,6 +4,7 @@
 
 constexpr int kQueries = 6;
 constexpr int kFewest = 4;  // so few are bound by memory
+constexpr int kPause = 8;   // keys that more of them weigh between two looks ahead
 
 // One query's running softmax over the keys of a segment so far.
 struct State {
@@ -76,9 +77,7 @@ static inline void weigh_lanes(State* const* states, const float* factors, const
     for (int m = 0; m < M; ++m) sums[r][m] = F16::load(states[r]->output + at + m * kLanes) * factor;
   }
   for (int64_t j = keys.begin; j < keys.end; ++j) {
-    if constexpr (R <= kFewest) {
-      if (j % kPause == 0) tile.ahead->more(tile.lines);
-    }
+    if (R <= kFewest || j % kPause == 0) tile.ahead->step((R <= kFewest ? 1 : kPause) * M * kValueUnits);
     const char* from = tile.rows[j] + at * Kv::kBytes;
     F16 value[M];
     for (int m = 0; m < M; ++m) value[m] = Kv::load(from + m * kLanes * Kv::kBytes);
@@ -157,6 +156,7 @@ template <int R>
     const F16 most = F16::set(queries[r].state->max);
     F16 sums = F16::load(queries[r].state->sums) * F16::set(factors[r]);
     for (int at = 0; at < kTile; at += kLanes) {
+      if (R <= kFewest) tile.ahead->step(kExpUnits);
       F16 weight = exp(F16::load(scores + r * kTile + at) - most);
       sums = sums + weight;
       if (shape.scaled) weight = weight * F16::load(tile.value_scales + at);

@@ -11,12 +11,7 @@ static inline F16 load_int8(const void* p) {
 #endif
 }
 
-// e4m3 divided by kFp8Divisor: the fp16 numbers with the same exponent and mantissa bits, subnormals among them.
-constexpr float kFp8Divisor = 256.0f;
-static inline F16 load_fp8(const void* p) {
-  const __m256i codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-  return from_fp16(_mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
-}
+constexpr float kFp8Divisor = 256.0f;  // of e4m3 as it is loaded: see load_e4m3_256th
 
 #if BATON_AVX512
 
@@ -92,7 +87,7 @@ struct KvInt8 {
 };
 struct KvFp8 {
   static constexpr int kBytes = 1;
-  static F16 load(const void* p) { return load_fp8(p); }
+  static F16 load(const void* p) { return load_e4m3_256th(p); }
   // Its bits where fp32 has them; 2^112 moves the exponent, and makes what is subnormal in fp32 exactly what it is.
   template <int i>
   static F16 pick(F16 words) {

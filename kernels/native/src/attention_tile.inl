@@ -31,9 +31,8 @@ static inline float bf16(uint16_t bits) {
   return value;
 }
 
-// Asks for the next tile's lines in the order in which they lie in memory, a few at a time while this tile is
-// computed: so memory never rests, and the hardware's own prefetchers follow, which they do not when heads and rows
-// are read as they are used.
+// Asks for the next tile's lines in the order in which they lie in memory, spread evenly over the work on this tile. A
+// core has few places for lines under way, and forgets what it is asked for while all are taken: so never many at once.
 class Ahead {
  public:
   // Heads [heads) of these slots.
@@ -43,23 +42,31 @@ class Ahead {
     keys_ = static_cast<const char*>(args.codes) + heads.begin * args.code_strides.head * bytes;
     values_ = args.code_strides.part * bytes;
     row_ = ((count - 1) * args.code_strides.head + args.head_dim) * bytes;
-    lines_ = 2 * (slots.end - slots.begin) * (row_ / 64 + 1) / count + 1;
+    lines_ = 2 * (slots.end - slots.begin) * (row_ + 63) / 64 / count + 1;
   }
 
-  // Lines a call, when `calls` of them go with one head of the tile that is computed.
-  int64_t share(int64_t calls) const { return (lines_ + calls - 1) / calls; }
+  // One head of the tile that is computed takes so many units of work.
+  void pace(int64_t units) { rate_ = (lines_ * kWhole + units - 1) / units; }
 
-  void more(int64_t lines) {
-    while (lines > 0) {
-      if (at_ >= end_ && !next_run()) return;
-      const char* to = std::min(end_, at_ + lines * 64);
-      for (; at_ < to; at_ += 64, --lines) _mm_prefetch(at_, _MM_HINT_T1);
-    }
+  // So many units are done.
+  [[gnu::always_inline]] void step(int64_t units) {
+    due_ += rate_ * units;
+    more(due_ / kWhole);
+    due_ %= kWhole;
   }
 
  private:
+  static constexpr int64_t kWhole = 64;
+
+  [[gnu::always_inline]] void more(int64_t lines) {
+    while (lines > 0) {
+      if (at_ >= end_ && !next_run()) return;
+      for (; lines > 0 && at_ < end_; at_ += 64, --lines) _mm_prefetch(at_, _MM_HINT_T2);
+    }
+  }
+
   // Keys that lie side by side, then their values.
-  bool next_run() {
+  [[gnu::always_inline]] bool next_run() {
     if (run_ > 0) {
       at_ = keys_ + slots_.codes[key_] * bytes_ + values_;
       end_ = at_ + run_;
@@ -83,13 +90,18 @@ class Ahead {
   const int64_t bytes_, slot_;
   const char* keys_;
   int64_t values_, row_, lines_;
+  int64_t rate_ = 0, due_ = 0;  // lines, times kWhole
   const char* at_ = nullptr;
   const char* end_ = nullptr;
   int64_t run_ = 0;
   int key_, keys_in_run_ = 0;
 };
 
-constexpr int kPause = 4;
+// Units of work: of an element of sixteen keys that few queries meet, of sixteen elements of a key's values that are
+// weighed, of sixteen exponentials.
+constexpr int kKeyUnits = 2;
+constexpr int kValueUnits = 1;
+constexpr int kExpUnits = 10;
 
 // Buffers of one tile of one KV head. Only keys [begin, end) are there; what else the arrays hold means nothing.
 struct TileView {
@@ -97,8 +109,7 @@ struct TileView {
   float* values;               // [kTile][padded]
   float* key_scales;           // [kTile], with quantised KV
   float* value_scales;         // [kTile]
-  Ahead* ahead;                // asked for so many lines at every kPause-th key that few queries weigh
-  int64_t lines;
+  Ahead* ahead;                // told of the work on it
   const char* rows[kTile];     // each key's values: in `values`, or as they lie in the pool
 };
 
@@ -119,11 +130,17 @@ class Vectors {
 
   const char* at(int key) const { return base_ + slots_.codes[key] * Kv::kBytes; }
 
+  // Keys [at, at + 16) where they lie; null where they do not lie so that they are taken from there.
+  Vectors16 lying(int at) const {
+    if (!in_place_) return {nullptr, 0};
+    const int first = std::max(at, slots_.begin);
+    return {this->at(first) - (first - at) * stride_, stride_};
+  }
+
   // Keys [at, at + 16), in whole steps, zeros beyond the last element. What lanes without a key hold means nothing.
   Vectors16 sixteen(int at, VectorCopies& copies) const {
-    const int first = std::max(at, slots_.begin);
-    if (in_place_) return {this->at(first) - (first - at) * stride_, stride_};
-    for (int i = first; i < std::min(at + kLanes, slots_.end); ++i) {
+    if (in_place_) return lying(at);
+    for (int i = std::max(at, slots_.begin); i < std::min(at + kLanes, slots_.end); ++i) {
       if (bytes_ % kStepBytes != 0) std::memset(copies[i - at] + bytes_ / kStepBytes * kStepBytes, 0, kStepBytes);
       std::memcpy(copies[i - at], this->at(i), static_cast<size_t>(bytes_));
     }
@@ -137,31 +154,55 @@ class Vectors {
   bool in_place_;
 };
 
-// Vector after vector, as they lie in memory: faster than a line of each, then the next of each.
-static inline void touch(Vectors16 from, int64_t bytes) {
-  for (int i = 0; i < kLanes; ++i) {
-    for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(from.base + i * from.stride + at, _MM_HINT_T0);
+// Takes sixteen vectors from the second-level cache nearer, some at each step: vector after vector, as they lie in
+// memory, is faster than a line of each, then the next of each.
+class Nearer {
+ public:
+  Nearer(Vectors16 from, int64_t bytes, int64_t steps) : from_(from), bytes_(bytes), steps_(steps) {}
+
+  void step() {
+    if (from_.base == nullptr) return;
+    due_ += kLanes;
+    for (; due_ >= steps_ && taken_ < kLanes; due_ -= steps_, ++taken_) {
+      const char* vector = from_.base + taken_ * from_.stride;
+      for (int64_t at = 0; at < bytes_; at += 64) _mm_prefetch(vector + at, _MM_HINT_T0);
+    }
+  }
+
+ private:
+  const Vectors16 from_;
+  const int64_t bytes_, steps_;
+  int64_t due_ = 0;
+  int taken_ = 0;
+};
+
+// f(at, keys [at, at + 16), what to take nearer meanwhile) for all of a head's keys of a tile.
+template <class Kv, class F>
+static inline void by_sixteen(const AttentionArgs& args, const Slots& slots, int64_t head, F&& f) {
+  const Vectors<Kv> keys(args, slots, head, 0), values(args, slots, head, 1);
+  const int64_t bytes = args.head_dim * Kv::kBytes, steps = (bytes + kStepBytes - 1) / kStepBytes;
+  const int begin = slots.begin / kLanes * kLanes;
+  VectorCopies copies;
+  Nearer(keys.lying(begin), bytes, 1).step();
+  for (int at = begin; at < slots.end; at += kLanes) {
+    const Vectors16 next = at + kLanes < slots.end ? keys.lying(at + kLanes) : values.lying(begin);
+    f(at, keys.sixteen(at, copies), Nearer(next, bytes, steps));
   }
 }
 
 template <class Kv>
-static void load_keys(const AttentionArgs& args, const Slots& slots, int64_t head, Ahead& ahead, float* to) {
+static void load_keys(const AttentionArgs& args, const Slots& slots, int64_t head, float* to) {
   constexpr int64_t kElements = kStepBytes / Kv::kBytes;
-  const Vectors<Kv> keys(args, slots, head, 0);
-  const int64_t lines = ahead.share((kTile / kLanes) * ((args.head_dim + kElements - 1) / kElements));
-  VectorCopies copies;
-  for (int at = slots.begin / kLanes * kLanes; at < slots.end; at += kLanes) {
-    const Vectors16 from = keys.sixteen(at, copies);
-    touch(from, args.head_dim * Kv::kBytes);
+  by_sixteen<Kv>(args, slots, head, [&](int at, Vectors16 from, Nearer next) {
     for (int64_t d = 0; d < args.head_dim; d += kElements) {
-      ahead.more(lines);
+      next.step();
       float* column = to + d * kTile + at;
       const int64_t some = args.head_dim - d;
       for_elements<Kv>(from, d * Kv::kBytes, [column, some](int i, F16 element) {
         if (i < some) element.store(column + i * kTile);
       });
     }
-  }
+  });
 }
 
 // in_place: values are read where they lie, by whoever weighs them; else as fp32 from a copy.
