@@ -85,7 +85,7 @@ async def test_the_search_finds_what_a_server_can_do() -> None:
     asked = settings(slo=Slo(ttft_s=0.3), attainment=0.9)
     found = await Experimenter(targets, writers, asked, runs.append).find(20.0, 0.5)
     by_name = {each.target: each for each in found}
-    assert 10.0 <= by_name["a"].rate <= 30.0
+    assert 5.0 <= by_name["a"].rate <= 30.0
     assert by_name["b"].rate > by_name["a"].rate
     assert by_name["a"].failed_rate is not None
     assert by_name["a"].goodput == pytest.approx(by_name["a"].rate, rel=0.2)

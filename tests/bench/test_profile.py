@@ -91,14 +91,14 @@ async def test_a_live_pair_is_measured_and_its_file_is_a_profile(tmp_path: Path)
     assert [sample.steps for sample in samples.prefill] == [1, 1, 1, 1, 2]
     assert all(sample.ttft_s >= 0.05 for sample in samples.prefill)
     assert [sample.rows for sample in samples.decode] == [1, 2, 1]
-    assert all(sample.step_s >= 0.009 for sample in samples.decode)
+    assert all(sample.step_s >= 0.005 for sample in samples.decode)
     assert told == sorted(told)
     assert told[-1] == 1.0
     path = tmp_path / "p.yaml"
     write(path, "mine", entry(samples, FACTS))
     found = profile(str(path))
     assert (found.name, found.num_blocks, found.chunk_tokens) == ("mine", 512, 256)
-    assert found.cost.step_s(StepWork(0, 0.0, 0, 2, 0)) >= 0.009
+    assert found.cost.step_s(StepWork(0, 0.0, 0, 2, 0)) >= 0.005
     assert client_s(path) >= 0.0
 
 
