@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
@@ -46,9 +46,10 @@ class TransferSample:
 
 
 def prefill(samples: Sequence[PrefillSample]) -> tuple[float, float, float]:
-    """Seconds per step, per token, per pair of tokens; none below 0, in relative least squares."""
-    a = np.array([[s.steps, s.tokens, s.pairs] for s in samples], dtype=np.float64)
-    found = nonnegative(a, np.array([s.node_s for s in samples]))
+    """Seconds per step, per token, per pair of tokens; none below 0, in relative least squares over the
+    medians of what was measured alike."""
+    alike = _alike((s.steps, s.tokens, s.pairs, s.node_s) for s in samples)
+    found = nonnegative(np.array([key for key, _ in alike]), np.array([value for _, value in alike]))
     return float(found[0]), float(found[1]), float(found[2])
 
 
@@ -57,14 +58,33 @@ def prefill_s(fitted: tuple[float, float, float], sample: PrefillSample) -> floa
 
 
 def decode(samples: Sequence[DecodeSample]) -> tuple[dict[int, float], float]:
-    """Seconds of a step by rows without context, and seconds per KV token."""
-    rows = sorted({sample.rows for sample in samples})
-    a = np.array([[float(s.rows == r) for r in rows] + [s.context] for s in samples], dtype=np.float64)
-    found = nonnegative(a, np.array([s.step_s for s in samples]))
-    by_rows, least_s = {}, 0.0
-    for place, count in enumerate(rows):  # more rows are never faster
-        least_s = by_rows[count] = max(least_s, float(found[place]))
-    return by_rows, float(found[-1])
+    """Seconds of a step by rows without context, and seconds per KV token. More rows are never faster: where
+    they were measured so, it is their mean."""
+    alike = _alike((s.rows, s.context, s.step_s) for s in samples)
+    rows = sorted({int(key[0]) for key, _ in alike})
+    a = np.array([[float(key[0] == r) for r in rows] + [key[1]] for key, _ in alike], dtype=np.float64)
+    found = nonnegative(a, np.array([value for _, value in alike]))
+    return dict(zip(rows, ascending([float(value) for value in found[:-1]]), strict=True)), float(found[-1])
+
+
+def ascending(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls, in least squares: neighbours that fall become their mean."""
+    runs: list[tuple[float, int]] = []
+    for value in values:
+        total, count = value, 1
+        while runs and runs[-1][0] / runs[-1][1] >= total / count:
+            before, many = runs.pop()
+            total, count = total + before, count + many
+        runs.append((total, count))
+    return [total / count for total, count in runs for _ in range(count)]
+
+
+def _alike(rows: Iterable[tuple[float, ...]]) -> list[tuple[tuple[float, ...], float]]:
+    """The median of the last number by all before it."""
+    groups: dict[tuple[float, ...], list[float]] = {}
+    for *key, value in rows:
+        groups.setdefault(tuple(key), []).append(value)
+    return [(key, median(values)) for key, values in groups.items()]
 
 
 def transfer(samples: Sequence[TransferSample]) -> tuple[float, float]:

@@ -66,6 +66,27 @@ def test_decode_comes_back_and_more_rows_are_never_faster(steps: list[float], co
     assert found == pytest.approx(rows, rel=1e-3)
 
 
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=12))
+def test_ascending_is_the_nearest_that_never_falls(values: list[float]) -> None:
+    found = fit.ascending(values)
+    assert len(found) == len(values)
+    assert all(before <= after + 1e-12 for before, after in itertools.pairwise(found))
+    assert sum(found) == pytest.approx(sum(values))
+    if values == sorted(values):
+        assert found == pytest.approx(values)
+    off = sum((a - b) ** 2 for a, b in zip(found, values, strict=True))
+    for other in (sorted(values), [sum(values) / len(values)] * len(values)):
+        assert off <= sum((a - b) ** 2 for a, b in zip(other, values, strict=True)) + 1e-9
+
+
+def test_one_wild_measurement_of_three_changes_nothing() -> None:
+    steps = [DecodeSample(rows, 20.0 * rows, 0.01 * rows) for rows in (1, 2, 4) for _ in range(3)]
+    wild = [*steps, DecodeSample(1, 500.0, 0.0101), DecodeSample(1, 500.0, 0.0101)]
+    kept = fit.decode(wild)
+    wild[0] = DecodeSample(1, 20.0, 5.0)
+    assert fit.decode(wild) == kept
+
+
 def test_noise_never_bends_a_fit_below_zero() -> None:
     dice = np.random.default_rng(3)
     for _ in range(50):
