@@ -1,8 +1,8 @@
 """All contenders on all settings: who serves how much in time. Work goes to several processes.
 
 Per setting: every contender's highest rate at the wanted attainment, with the best split found for it
-(roughly, for published policies out of contention); then all at the rate where the best published one sits, and
-those that matter at half of it, on the same requests and seeds.
+(roughly, for published policies out of contention); then all at the rate where the best published one sits,
+and those that matter at half of it, on the same requests and seeds.
 """
 
 from __future__ import annotations
