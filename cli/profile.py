@@ -40,10 +40,12 @@ def profile(
     with connected(address) as channel:
         stub = AdminStub(channel)
         cluster = stub.GetCluster(pb.GetClusterRequest(), timeout=ADMIN_TIMEOUT_S)
-        config = json.loads(stub.GetConfig(pb.GetConfigRequest(), timeout=ADMIN_TIMEOUT_S).json)
+        config = json.loads(stub.GetConfig(pb.GetConfigRequest(), timeout=ADMIN_TIMEOUT_S).json or "{}")
     if not cluster.nodes:
         raise FailedPrecondition(f"{address} has no node")
-    node, engine = cluster.nodes[0].registration, config["engine"]
+    node, engine = cluster.nodes[0].registration, config.get("engine", {})
+    if missing := [key for key in LIMITS if key not in engine]:
+        raise FailedPrecondition(f"{address} does not tell its settings: engine.{missing[0]} is missing")
     limits = {key: int(engine[key]) for key in LIMITS}
     samples = uvloop.run(_measured(address, node, limits, rounds))
     found = re.sub(r"[^\w.-]+", "-", name or f"{node.model.name}-{node.model.fingerprint.quantization}")
