@@ -28,15 +28,15 @@ from baton.router.events import (
 from baton.router.machine import RouterMachine
 from baton.router.machine_config import RouterConfig
 
-NODES = 16
+SMALL, LARGE = 16, 1000  # nodes
 STREAMS = 256
 TOKENS = 100
 FINGERPRINT = Fingerprint("1", "llama", "w", "t", "g", "none", "float32", "native")
 
 
-def machine() -> RouterMachine:
+def machine(nodes: int) -> RouterMachine:
     made = RouterMachine(RouterConfig(max_node_wait_s=1e9, max_node_requests=10**6))
-    for i in range(NODES):
+    for i in range(nodes):
         role = Role.PREFILL if i % 2 else Role.DECODE
         load = LoadReport(1, role, blocks_total=10**6, blocks_free=10**6, block_size=16, max_running=1000)
         info = NodeInfo(f"n{i}", "i", "a:1", "h", FINGERPRINT, 16, 10**6, 1024, 8192, load)
@@ -89,27 +89,28 @@ def stream(router: RouterMachine, sent: dict[str, Dispatch]) -> float:
     return spent_us
 
 
-def run() -> list[Figure]:
-    router = machine()
+def best(nodes: int) -> tuple[float, float]:
+    """Microseconds of an arrival and of a token event, of several rounds the least."""
+    router = machine(nodes)
     rounds = []
     for i in range(4):
         arrival_us, sent = arrivals(router, i * STREAMS)
         rounds.append((arrival_us, stream(router, sent)))
-    arrival_us = min(arrival for arrival, _ in rounds)
-    token_us = min(token for _, token in rounds)
+    return min(arrival for arrival, _ in rounds), min(token for _, token in rounds)
+
+
+def run() -> list[Figure]:
+    arrival_us, token_us = best(SMALL)
+    large_us, _ = best(LARGE)
+    added = "2 ms added to TTFT"
     return [
         Figure(
             "router machine, one token event", token_us, "us", 50.0, "20,000 tokens/s on a core", 0.1, False
         ),
         Figure(
-            f"router machine, one arrival over {NODES} nodes",
-            arrival_us,
-            "us",
-            2000.0,
-            "2 ms added to TTFT",
-            0.25,
-            False,
+            f"router machine, one arrival over {SMALL} nodes", arrival_us, "us", 2000.0, added, 0.25, False
         ),
+        Figure(f"router machine, one arrival over {LARGE} nodes", large_us, "us", 2000.0, added, 0.25, False),
     ]
 
 
