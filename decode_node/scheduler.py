@@ -87,14 +87,15 @@ class DecodeScheduler:
         self._flight.must_be_landed()
         self._fill_slots()
         rows: list[Row] = []
-        for seq in self._residents.batch():
+        batch = self._residents.batch()
+        for seq in batch:
             if len(rows) == budget_tokens:
                 break
             preempted = seq.phase is not Phase.DECODE  # for one before it, just now
             if not preempted and seq.remaining == 1 and self._cover(seq):
                 rows.append(row_for(seq, 1))
         left = budget_tokens - len(rows)
-        for seq in self._residents.batch():
+        for seq in self._residents.batch() if len(rows) < len(batch) else ():
             count = min(seq.remaining, self._limits.chunk_tokens, left)
             if seq.remaining > 1 and count > 0:
                 rows.append(row_for(seq, count))

@@ -200,6 +200,8 @@ class HandoffSink:
 
         One that does not fit may be overtaken by smaller ones, but only so often.
         """
+        if not self._all:
+            return []
         effects: list[SinkEffect] = []
         granted = sum(one.state is State.GRANTED for one in self._all.values())
         blocked: list[Reservation] = []
@@ -222,6 +224,9 @@ class HandoffSink:
 
     def expire(self, now: float) -> list[SinkEffect]:
         """Leases and deadlines."""
+        if not self._all:
+            self._beats.clear()  # a lease is of transfers
+            return []
         effects: list[SinkEffect] = []
         for link in [link for link, beat_s in self._beats.items() if beat_s + self._limits.lease_s <= now]:
             if any(one.link == link and one.live for one in self._all.values()):
@@ -240,6 +245,11 @@ class HandoffSink:
         leases = [beat_s + self._limits.lease_s for beat_s in self._beats.values()]
         deadlines = [one.deadline_s for one in self._all.values() if one.live and one.deadline_s is not None]
         return min(leases + deadlines, default=None)
+
+    @property
+    def idle(self) -> bool:
+        """No transfer is under way or in quarantine."""
+        return not self._all
 
     def stats(self) -> SinkStats:
         states = [one.state for one in self._all.values()]

@@ -116,6 +116,12 @@ class NodeCore:
     def has_work(self) -> bool:
         return self.prefill.busy or self.decode.busy
 
+    @property
+    def quiet(self) -> bool:
+        """Nothing is to be computed, and nobody waits for room: until a command comes or the next wakeup,
+        `tick` and `schedule` would do nothing."""
+        return not self.has_work and self.sink.idle
+
     # ---- in ----------------------------------------------------------------------------------------------
 
     def handle(self, now: float, command: cmd.Command) -> None:
@@ -190,7 +196,7 @@ class NodeCore:
         self._decode_rows = len(rows)
         if rows and budget > 0 and self._limits.by_latency and self.prefill.busy:
             budget = min(budget, self._prompt_tokens(rows))
-        if budget > 0:
+        if budget > 0 and self.prefill.busy:
             rows = rows + self.prefill.schedule(now, budget, self.decode.headroom_blocks())
         self._rows = tuple(rows)
         return self._rows

@@ -20,7 +20,7 @@ from baton.sim.hub import Hub
 from baton.sim.sampling import run, token
 from baton.sim.spec import NodeSpec
 
-MAX_LEAP = 512
+MAX_LEAP = 32  # a leap that is cut short was computed in vain
 MIN_NOISE = 0.2
 NOISE_TURNS = 4093
 _dice = Random(NOISE_TURNS)
@@ -117,13 +117,15 @@ class Engine:
         mail, self._mail = self._mail, []
         for command in mail:
             core.handle(now, command)
-        core.tick(now)
-        self._rows = rows = core.schedule(now)
-        core.take_dirty()
-        if rows:
-            self._depart(rows)
+        wakeup = core.next_wakeup() if core.quiet else now
+        if wakeup is not None and wakeup <= now:
+            core.tick(now)
+            self._rows = core.schedule(now)
+            core.take_dirty()
+        if self._rows:
+            self._depart(self._rows)
         self._flush()
-        if not rows and (wakeup := core.next_wakeup()) is not None:
+        if not self._rows and (wakeup := core.next_wakeup()) is not None:
             self._wake(wakeup)
 
     def _depart(self, rows: tuple[Row, ...]) -> None:
@@ -164,6 +166,7 @@ class Engine:
 
     def _land(self) -> None:
         self._complete(len(self._ends))
+        self._rows = ()
         self._ends.clear()
         self._seconds.clear()
         self._noise.clear()
