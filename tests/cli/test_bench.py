@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 
@@ -103,3 +103,35 @@ def test_files_are_compared_and_shown_again(cli: Cli, tmp_path: Path) -> None:
     assert "good/s" in cli("bench", "--from", files[0]).out
     assert cli("bench", "--from", files[1], "--check").code == 4
     assert json.loads(cli("bench", "--schema").out)["title"] == "Results"
+
+
+def test_the_simulator_s_word_is_printed_beside(cli: Cli, tmp_path: Path) -> None:
+    made = results(run())
+    made.experiment = replace(made.experiment, prompt_tokens="16-64", output_tokens="4")
+    made.targets = [replace(made.targets[0], nodes={"prefill": 1, "decode": 1})]
+    write(made, tmp_path / "r.json")
+    done = cli(
+        "bench",
+        "--from",
+        str(tmp_path / "r.json"),
+        "--twin",
+        "smollm2-cpu-int8",
+        "-o",
+        str(tmp_path / "t.json"),
+    )
+    assert done.code == 0
+    assert "predicted s" in done.out
+    assert [twin.metric for twin in read(tmp_path / "t.json").twins] == [
+        "TTFT P50",
+        "TTFT P90",
+        "TPOT P50",
+        "TPOT P90",
+    ]
+    assert "no profile 'nothing'" in cli("bench", "--from", str(tmp_path / "r.json"), "--twin", "nothing").err
+    made.targets = [replace(made.targets[0], nodes={})]
+    write(made, tmp_path / "r.json")
+    done = cli("bench", "--from", str(tmp_path / "r.json"), "--twin", "smollm2-cpu-int8")
+    assert (done.code, done.err) == (
+        1,
+        "error: no run of a Baton deployment counts: there is nothing to simulate\n",
+    )
