@@ -44,7 +44,7 @@ def admit(state: State, live: Live, now: float, out: list[Effect]) -> None:
         if error is not None:
             reject(state, live, error, now, out)
         elif state.config.admission == "reject" and state.queue.is_late(live):
-            turn_away(state, live, predicted_wait_s(state, now), now, out)
+            turn_away(state, live, predicted_wait_s(state, live, now), now, out)
         else:
             shed(state, live, now, out)
 
@@ -74,7 +74,7 @@ def never(blocked: Blocked) -> BatonError | None:
 
 def shed(state: State, live: Live, now: float, out: list[Effect]) -> None:
     """Turn somebody away if the queue is too long for the newcomer: the last in order that has not run."""
-    wait_s = predicted_wait_s(state, now)
+    wait_s = predicted_wait_s(state, live, now)
     if len(state.queue) > state.config.max_queued:
         last = state.queue.last
         victim = last if last.request.attempt == 0 else live  # a retry may have text out already
@@ -90,17 +90,17 @@ def shed(state: State, live: Live, now: float, out: list[Effect]) -> None:
     reject(state, victim, ResourceExhausted(why, retry_after_s=retry_after_s), now, out)
 
 
-def predicted_wait_s(state: State, now: float) -> float:
-    """Seconds until today's queue is drained: by its prompts' work spread over the prefill nodes, or by
-    the rate at which requests have been leaving it, whichever is longer."""
-    queue = state.queue
+def predicted_wait_s(state: State, live: Live, now: float) -> float:
+    """Seconds until what goes before it has left the queue: by its prompts' work spread over the prefill
+    nodes, or by the rate at which requests have been leaving, whichever is longer."""
     speed = state.registry.board.prefill_speed
-    work_s = queue.prefill_tokens / speed if speed else 0.0
+    count, tokens = state.queue.before(live)
+    work_s = tokens / speed if speed else 0.0
     left = state.departures
     if len(left) < 4:
         return work_s
     span_s = max(now - left[0], 1e-6)
-    return max(work_s, len(queue) * span_s / len(left))
+    return max(work_s, count * span_s / len(left))
 
 
 def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = None) -> None:
@@ -120,7 +120,7 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
         verdict = state.policy.choose(state.ask(live, now), state.registry)
         if isinstance(verdict, Choice):
             if live is newcomer and _in_vain(state, live, verdict):
-                turn_away(state, live, max(MIN_BUSY_S, predicted_wait_s(state, now)), now, out)
+                turn_away(state, live, max(MIN_BUSY_S, predicted_wait_s(state, live, now)), now, out)
                 continue
             if not _harmful(state, live, verdict, now):
                 send(state, live, verdict, now, out)

@@ -35,8 +35,7 @@ class Pending:
         self._targets = 0  # requests here that have one for the first token
         self._sorted_s = -math.inf
         self._credit_s = 0.0  # of work that the late ones may be given before the others
-        self.prefill_tokens = 0
-        self.work_s = 0.0
+        self._tokens = {True: 0, False: 0}  # prompt tokens of the timely, and of the late ones
 
     def __len__(self) -> int:
         return len(self._timely) + len(self._late)
@@ -55,13 +54,18 @@ class Pending:
     def is_late(self, live: Live) -> bool:
         return live in self._late
 
+    def before(self, live: Live) -> tuple[int, int]:
+        """(requests, prompt tokens) that go before it, or with it: of those in vain only if it is one."""
+        if live in self._timely:
+            return len(self._timely), self._tokens[True]
+        return len(self), self._tokens[True] + self._tokens[False]
+
     def push(self, live: Live, work_s: float) -> None:
         """work_s: of its prompt's computation, as far as can be told."""
         assert live not in self
         self._made += 1
         live.number, live.work_s = self._made, work_s
-        self.prefill_tokens += live.request.prefill_tokens
-        self.work_s += work_s
+        self._tokens[True] += live.request.prefill_tokens
         self._targets += live.due_s is not None
         self._timely.put(live, self._rank(live), live.number)
 
@@ -69,10 +73,9 @@ class Pending:
         """Unknown ones are no error."""
         if live not in self:
             return
+        self._tokens[live in self._timely] -= live.request.prefill_tokens
         self._timely.drop(live)
         self._late.drop(live)
-        self.prefill_tokens -= live.request.prefill_tokens
-        self.work_s = max(0.0, self.work_s - live.work_s) if len(self) else 0.0
         self._targets -= live.due_s is not None
 
     def spend(self, live: Live) -> None:
@@ -95,12 +98,18 @@ class Pending:
         ]
         lost = given_up(jobs, max(now, start_s), max(0.1, machines))
         for live, _ in jobs:
+            if (live in lost) == (live in self._late):
+                continue
+            tokens = live.request.prefill_tokens
             if live in lost:
                 self._timely.drop(live)
                 self._late.put(live, self._arrival(live), live.number)
+                tokens = -tokens
             else:
                 self._late.drop(live)
                 self._timely.put(live, self._rank(live), live.number)
+            self._tokens[True] += tokens
+            self._tokens[False] -= tokens
 
     def heads(self, now: float, most: int) -> list[Live]:
         """The first `most` requests to try, in order."""
@@ -137,5 +146,6 @@ class Pending:
         self._timely.check()
         self._late.check()
         assert not any(live in self._late for live in self._timely)
-        assert self.prefill_tokens == sum(live.request.prefill_tokens for live in self)
+        for timely, order in ((True, self._timely), (False, self._late)):
+            assert self._tokens[timely] == sum(live.request.prefill_tokens for live in order)
         assert self._targets == sum(live.due_s is not None for live in self)

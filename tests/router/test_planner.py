@@ -104,7 +104,7 @@ def test_under_a_steady_load_nothing_moves_back(seed: int) -> None:
 
 def prompts_only(bench: Bench, seconds: float) -> None:
     """Six long prompts a second for two prefill nodes that can do five; answers of one token."""
-    for i in range(int(6 * seconds)):
+    for _ in range(int(6 * seconds)):
         name = f"{bench.now:.3f}"
         bench.arrive(name, prompt=400, max_tokens=1)
         bench.run_until(bench.now + 1 / 6)

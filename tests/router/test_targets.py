@@ -165,6 +165,17 @@ def test_what_cannot_be_on_time_goes_behind_what_still_can() -> None:
     assert queue_of(bench)[-1] == "long"
 
 
+def test_what_waits_in_vain_turns_no_newcomer_away() -> None:
+    """A minute of work lies behind; who can be on time does not wait for it."""
+    bench = bench_of(RouterConfig(max_node_wait_s=0.0, max_queue_wait_s=20.0), P, D)
+    for i in range(20):
+        bench.arrive(f"late{i}", prompt=3000, slo=Slo(ttft_s=0.5))
+        bench.now += 0.1
+    assert bench.machine.queued >= 6
+    assert not of(Reject, bench.arrive("timely", prompt=20, slo=Slo(ttft_s=30.0)))
+    assert of(Reject, bench.arrive("later", prompt=3000, slo=Slo(ttft_s=0.5)))
+
+
 def test_in_order_of_arrival_nothing_passes() -> None:
     bench = bench_of(RouterConfig(max_node_wait_s=0.0, order="fcfs"), P, D)
     names = ["a", "b", "long", "s"]
