@@ -59,7 +59,8 @@ class Fit:
         return Estimate(mean, mean * self.sigma)
 
     def mean(self, x: Vector) -> float:
-        return sum(map(mul, self.theta, x))
+        total: float = sum(map(mul, self.theta, x))
+        return total
 
     def factor(self, share: float) -> float:
         """What to multiply a mean with, so that `share` of the measurements stay below: by what was measured,

@@ -60,14 +60,18 @@ class Pending:
             return len(self._timely), self._tokens[True]
         return len(self), self._tokens[True] + self._tokens[False]
 
-    def push(self, live: Live, work_s: float) -> None:
+    def push(self, live: Live, work_s: float, now: float) -> None:
         """work_s: of its prompt's computation, as far as can be told."""
         assert live not in self
         self._made += 1
         live.number, live.work_s = self._made, work_s
-        self._tokens[True] += live.request.prefill_tokens
         self._targets += live.due_s is not None
-        self._timely.put(live, self._rank(live), live.number)
+        timely = not self._by_slack or now + work_s <= self._due_s(live)
+        self._tokens[timely] += live.request.prefill_tokens
+        if timely:
+            self._timely.put(live, self._rank(live), live.number)
+        else:
+            self._late.put(live, self._arrival(live), live.number)
 
     def remove(self, live: Live) -> None:
         """Unknown ones are no error."""

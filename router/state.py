@@ -65,7 +65,7 @@ class State:
         )
 
     def enqueue(self, live: Live, now: float) -> None:
-        self.queue.push(live, self._work_s(live))
+        self.queue.push(live, self._work_s(live), now)
         wait_s = self.config.no_node_wait_s
         if live.deadline_s is not None:  # a client whose deadline comes first must hear why in time
             wait_s = min(wait_s, DEADLINE_SHARE * (live.deadline_s - now))

@@ -94,7 +94,7 @@ def test_pending_removes_from_the_middle() -> None:
     pending = Pending(RouterConfig(aging_s=1.0, order="fcfs"))
     lives = [Live(request(name), now, None) for name, now in (("a", 2.0), ("b", 1.0), ("c", 1.0))]
     for live in lives:
-        pending.push(live, 0.1)
+        pending.push(live, 0.1, 3.0)
     assert [live.id for live in pending] == ["b", "c", "a"]
     pending.remove(lives[2])
     pending.remove(lives[2])
