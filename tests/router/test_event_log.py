@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -20,6 +21,7 @@ from baton.router.event_log import EventLog, read, replay
 from baton.router.events import Arrived, Effect, Event, KvChanged, NodeFailed, Tick, TokensMade
 from baton.router.machine import RouterMachine
 from baton.router.machine_config import RouterConfig
+from baton.router.planner import PlannerConfig
 
 from .world import World
 
@@ -89,10 +91,18 @@ def test_what_is_no_event_is_refused(value: object) -> None:
         decode_event(value)
 
 
+PLAIN = RouterConfig(max_queued=8, lease_s=2.0)
+TARGETS = replace(
+    PLAIN, ttft_s=0.2, tpot_s=0.02, admission="reject", planner=PlannerConfig(every_s=1.0, patience=1)
+)
+
+
+@pytest.mark.parametrize("config", [PLAIN, TARGETS], ids=["plain", "targets"])
 @pytest.mark.parametrize("seed", range(5))
-def test_replay_of_a_random_run_gives_identical_effects(tmp_path: Path, seed: int) -> None:
+def test_replay_of_a_random_run_gives_identical_effects(
+    tmp_path: Path, seed: int, config: RouterConfig
+) -> None:
     path = tmp_path / "events.jsonl"
-    config = RouterConfig(max_queued=8, lease_s=2.0)
     did: list[list[Effect]] = []
     with EventLog(path, config) as log:
         world = World(RouterMachine(config), Random(seed), log.append)
