@@ -18,9 +18,15 @@ class StepWork(NamedTuple):
     context: int
 
 
+Line = tuple[float, float]
+
+
 class StepCost(Protocol):
     def step_s(self, work: StepWork) -> float:
         """Seconds for one step of a machine at its usual pace."""
+
+    def decode_lines(self, rows: int) -> tuple[Line, ...]:
+        """`step_s` of so many rows alone: the most of (seconds, seconds per token of context)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,9 @@ class MeasuredCost:
         if not work.rows:
             return fixed + prefill_s
         return max(fixed + decode_s - self.decode[0][1], decode_s) + prefill_s
+
+    def decode_lines(self, rows: int) -> tuple[Line, ...]:
+        return ((self._rows_s(rows), self.context_s),)
 
     def _rows_s(self, rows: int) -> float:
         points = self.decode
@@ -80,3 +89,10 @@ class RooflineCost:
         before = work.prompt_pairs / work.prompt_tokens * work.chunks if work.prompt_tokens else 0.0
         memory_s = (self.weight_bytes + self.kv_bytes * (work.context + before)) / self.bandwidth
         return max(compute_s, memory_s) + self.token_link_s * tokens + self.overhead_s
+
+    def decode_lines(self, rows: int) -> tuple[Line, ...]:
+        fixed_s = self.token_link_s * rows + self.overhead_s
+        return (
+            (2.0 * self.parameters * rows / self.flops + fixed_s, self.pair_flops / self.flops),
+            (self.weight_bytes / self.bandwidth + fixed_s, self.kv_bytes / self.bandwidth),
+        )

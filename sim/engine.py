@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from random import Random
 
 from baton.core.batch import Row, RowOutput, StepOutput
@@ -20,7 +21,7 @@ from baton.sim.hub import Hub
 from baton.sim.sampling import run, token
 from baton.sim.spec import NodeSpec
 
-MAX_LEAP = 32  # a leap that is cut short was computed in vain
+MAX_LEAP = 16  # a leap that is cut short was computed in vain
 MIN_NOISE = 0.2
 NOISE_TURNS = 4093
 _dice = Random(NOISE_TURNS)
@@ -41,7 +42,7 @@ class Engine:
         self._clock = hub.clock
         self._node_id = spec.node_id
         self._cost = spec.profile.cost
-        self._sigma = spec.profile.noise
+        self._factors = _factors(spec.profile.noise)
         self._turns = dice.randrange(NOISE_TURNS)
         self._drawn: deque[float] = deque()  # noise of steps that a leap did not come to
         self._emit = emit
@@ -134,21 +135,18 @@ class Engine:
         steps = self._steady(rows) if self._plain else 1
         until_s = self.core.next_wakeup() if steps > 1 else None
         end_s = self._clock.now
-        count, context = work.rows, work.context
-        step_s, pace = self._cost.step_s, self._pace
-        while steps:
+        lines = ((self._cost.step_s(work), 0.0),) if work.chunks else self._cost.decode_lines(work.rows)
+        context, pace = work.context, self._pace
+        for _ in range(steps):
             noise = self._draw()
-            seconds = step_s(work) * pace * noise
+            seconds = max([fixed_s + each_s * context for fixed_s, each_s in lines]) * pace * noise
+            context += work.rows
             end_s += seconds
             self._ends.append(end_s)
             self._seconds.append(seconds)
             self._noise.append(noise)
-            steps -= 1
             if until_s is not None and end_s >= until_s:
                 break
-            if steps:
-                context += count
-                work = StepWork(0, 0.0, 0, count, context)
         self._set_timer(end_s, self._land)
 
     def _steady(self, rows: Sequence[Row]) -> int:
@@ -192,10 +190,14 @@ class Engine:
     def _draw(self) -> float:
         if self._drawn:
             return self._drawn.popleft()
-        if not self._sigma:
-            return 1.0
         self._turns = (self._turns + 1) % NOISE_TURNS
-        return max(MIN_NOISE, 1.0 + self._sigma * NORMAL[self._turns])
+        return self._factors[self._turns]
+
+
+@cache
+def _factors(sigma: float) -> tuple[float, ...]:
+    """What the times of steps are multiplied with, one after the other."""
+    return tuple(max(MIN_NOISE, 1.0 + sigma * deviate) for deviate in NORMAL)
 
 
 def _token(row: Row) -> int | None:

@@ -64,6 +64,7 @@ class Flows:
         del self._sending[flow.source][flow]
         del self._receiving[flow.target][flow]
         self._clock.cancel(flow.timer)
+        flow.timer = None  # it names the flow
         self._share(flow.source, flow.target)
         flow.done(whole)
 

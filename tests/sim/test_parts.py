@@ -91,6 +91,14 @@ def test_measured_steps_lie_between_what_was_measured() -> None:
     assert cost.step_s(prompt(100)) < cost.step_s(mixed) < cost.step_s(prompt(100)) + 0.03
 
 
+@pytest.mark.parametrize("name", ["smollm2-cpu", "llama-3-8b@h100", "llama-3-70b@a100x8"])
+@pytest.mark.parametrize(("rows", "context"), [(1, 0), (7, 900), (256, 400_000), (600, 600)])
+def test_lines_say_what_decode_steps_take(name: str, rows: int, context: int) -> None:
+    cost = profile(name).cost
+    line_s = max(fixed_s + each_s * context for fixed_s, each_s in cost.decode_lines(rows))
+    assert line_s == pytest.approx(cost.step_s(decode(rows, context)))
+
+
 @pytest.mark.parametrize("name", sorted(names()))
 def test_shipped_profiles_are_plausible(name: str) -> None:
     one = profile(name)
