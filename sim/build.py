@@ -51,9 +51,9 @@ def node_core(spec: NodeSpec, cluster: ClusterSpec, role: Role) -> NodeCore:
     )
     sink = HandoffSink(kv, sink_limits, revision)
     budget = max(profile.max_batch_tokens, profile.max_running + MIN_PREFILL_TOKENS)
-    return NodeCore(
-        kv, prefill, decode, sink, role, CoreLimits(budget, profile.max_running, by_latency=not cluster.fcfs)
-    )
+    by_latency = not cluster.fcfs if cluster.by_latency is None else cluster.by_latency
+    limits_of_steps = CoreLimits(budget, profile.max_running, by_latency=by_latency)
+    return NodeCore(kv, prefill, decode, sink, role, limits_of_steps)
 
 
 def _prefill_limits(spec: NodeSpec, cluster: ClusterSpec, role: Role) -> PrefillLimits:

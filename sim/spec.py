@@ -80,6 +80,7 @@ class ClusterSpec:
     report_samples: int = 64
     calibrated: bool = False
     fcfs: bool = False
+    by_latency: bool | None = None  # whether steps are sized to keep decode's targets; None: unless fcfs
     lease_s: float = 10.0
     max_reservations: int = 256
 

@@ -51,9 +51,10 @@ VARIANTS = {
     "Baton": Variant(_planned),
     "without slack order": Variant(
         lambda config: replace(_planned(config), order="fcfs"),
-        cluster=lambda cluster: replace(cluster, fcfs=True),
+        cluster=lambda cluster: replace(cluster, fcfs=True, by_latency=True),
     ),
     "without admission": Variant(_without_admission),
+    "without latency chunks": Variant(_planned, cluster=lambda cluster: replace(cluster, by_latency=False)),
     "without mixing": Variant(_planned, mixing=False),
     "without planner": Variant(),
     "without prefix affinity": Variant(
