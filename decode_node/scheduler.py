@@ -22,6 +22,8 @@ from baton.core.sequence import Sequence, finish_of
 from baton.decode_node.limits import DecodeLimits, DecodeStats
 from baton.decode_node.residents import Residents
 
+MOST_AHEAD = 4.0  # so many times its TPOT may a request wait for a token
+
 
 class DecodeScheduler:
     """Step: `schedule` -> run the rows -> `complete`. Between the two only admit, adopt, abort, fail and
@@ -40,6 +42,7 @@ class DecodeScheduler:
         self._reclaim = reclaim or (lambda blocks: 0)
         self._residents = Residents(limits)
         self._flight = Flight()
+        self._began: dict[Key, tuple[float, int]] = {}  # when decode began here, after how many tokens
         self._preemptions = 0
         self._recomputed = 0
 
@@ -60,6 +63,7 @@ class DecodeScheduler:
             sequence.drop_kv(self._kv)
             return []
         self._residents.ready[sequence.key] = sequence
+        self._began[sequence.key] = (now, sequence.output_len)
         sequence.join(self._kv, self._revision)
         if sequence.output_len >= sequence.request.output_limit(self._limits.max_model_len):
             return [self._finish(sequence, Ending(FinishReason.LENGTH))]
@@ -163,11 +167,20 @@ class DecodeScheduler:
         deadlines = (seq.deadline_s for seq in self._residents.all() if seq.deadline_s is not None)
         return min(deadlines, default=None)
 
-    def tightest_s(self, rows: Iterable[Row]) -> float | None:
-        """The least time between tokens that any of the rows' requests has as its target."""
+    def patience_s(self, now: float, rows: Iterable[Row]) -> float | None:
+        """How long a step of these rows may take by the targets of their requests; None: they have none. One
+        that is ahead of its target may wait for longer, MOST_AHEAD times at most: nobody should see a gap."""
         running = self._residents.running
-        targets = (running[row.seq].request.slo.tpot_s for row in rows)
-        return min((target for target in targets if target is not None), default=None)
+        each = [self._patience_s(now, running[row.seq]) for row in rows]
+        return min([seconds for seconds in each if seconds is not None], default=None)
+
+    def _patience_s(self, now: float, seq: Sequence) -> float | None:
+        target_s = seq.request.slo.tpot_s
+        if target_s is None:
+            return None
+        began_s, had = self._began[seq.key]
+        due_s = began_s + target_s * (seq.output_len - had + 1)
+        return min(max(target_s, due_s - now), MOST_AHEAD * target_s)
 
     def headroom_blocks(self) -> int:
         """Blocks to leave free for what is here already: growth of the batch, and preempted sequences."""
@@ -282,6 +295,7 @@ class DecodeScheduler:
 
     def _finish(self, seq: Sequence, ending: Ending) -> Ended:
         self._residents.remove(seq)
+        del self._began[seq.key]
         seq.move(Move.END)
         seq.finish = ending.reason
         seq.drop_kv(self._kv)

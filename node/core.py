@@ -70,8 +70,8 @@ class LoadOut:
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
     """max_batch_tokens: of one step. max_running: decode rows of one step, as told to routers. cascade: what
-    reading shared KV once costs; None: never do it. least_prompt_tokens: so many go into a step beside decode
-    rows, if there is a prompt, however tight their targets are. by_latency: look at those targets at all."""
+    reading shared KV once costs; None: never do it. least_prompt_tokens: so many go into a step now and then,
+    if there is a prompt, however tight the targets of decode rows are. by_latency: look at those at all."""
 
     max_batch_tokens: int
     max_running: int
@@ -81,6 +81,9 @@ class CoreLimits:
 
 
 Out = NodeEffect | SinkEffect | Admitted | Misbehaved | SnapshotOut | KvChange | LoadOut | BaseException
+
+
+MOST_WITHOUT = 7  # steps in a row that leave no time for prompts
 
 
 class NodeCore:
@@ -108,6 +111,7 @@ class NodeCore:
         self._outs: list[Out] = []
         self._samples = StepSamples()
         self._pace = Pace()
+        self._without_prompts = 0
         self._steps = 0
         self._reports = 0
         self._changed = True
@@ -195,18 +199,22 @@ class NodeCore:
         budget = self._limits.max_batch_tokens - sum(row.length for row in rows)
         self._decode_rows = len(rows)
         if rows and budget > 0 and self._limits.by_latency and self.prefill.busy:
-            budget = min(budget, self._prompt_tokens(rows))
+            budget = min(budget, self._prompt_tokens(now, rows))
         if budget > 0 and self.prefill.busy:
             rows = rows + self.prefill.schedule(now, budget, self.decode.headroom_blocks())
         self._rows = tuple(rows)
         return self._rows
 
-    def _prompt_tokens(self, rows: list[Row]) -> int:
-        limit_s = self.decode.tightest_s(rows)
+    def _prompt_tokens(self, now: float, rows: list[Row]) -> int:
+        limit_s = self.decode.patience_s(now, rows)
         if limit_s is None:
             return self._limits.max_batch_tokens
         fit = self._pace.prompt_tokens(rows, limit_s, self.prefill.front_context)
-        return max(self._limits.least_prompt_tokens, fit)
+        self._without_prompts = 0 if fit > 0 else self._without_prompts + 1
+        if self._without_prompts > MOST_WITHOUT:
+            self._without_prompts = 0
+            return self._limits.least_prompt_tokens
+        return fit
 
     def shared(self) -> tuple[SharedPrefix, ...]:
         """Of the rows just scheduled."""
