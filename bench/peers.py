@@ -8,6 +8,9 @@ Each system is a child process in a virtual environment of its own (`peer_childr
 every system answers the first, then every system the second, several rounds of all; the best of the rounds
 counts. So a machine that slows down slows all of them. Prefill: tokens of one prompt per second, to its first
 token. Decode: tokens per second of all sequences together, 128 tokens of prompt each, then 64 new ones.
+
+On a machine with other work --cpu-time compares one thread each by the time that their processes were given
+(not vLLM, whose engine is another process).
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ def systems(folder: Path, threads: int, isa: str | None = None) -> list[System]:
         command = [str(python_of(folder, "openvino")), str(script), str(model), str(threads), group]
         found.append(System(f"OpenVINO {precision}", command))
     command = [str(python_of(folder, "vllm")), str(CHILDREN / "vllm_cpu.py"), str(weights(folder, "hf"))]
-    found.append(System("vLLM fp32", command, _vllm_environment(folder, threads)))
+    found.append(System("vLLM fp32", command, vllm_environment(folder, threads)))
     limits = {} if isa is None else _AVX2
     return [
         replace(system, environment=system.environment | limits)
@@ -87,7 +90,7 @@ def systems(folder: Path, threads: int, isa: str | None = None) -> list[System]:
     ]
 
 
-def _vllm_environment(folder: Path, threads: int) -> dict[str, str]:
+def vllm_environment(folder: Path, threads: int) -> dict[str, str]:
     """As its documentation asks for on CPUs: tcmalloc and Intel's OpenMP preloaded, threads bound."""
     libraries = [*Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), *(folder / "vllm").rglob("libiomp5.so")]
     return {
@@ -149,8 +152,8 @@ def measure(children: list[Child], questions: Sequence[Question], rounds: int) -
 
 
 def table(children: list[Child], questions: Sequence[Question], isa: str | None) -> Table:
-    limited = f", {isa}" if isa else ""
-    shown = Table(title=f"tokens/s on {usable_cpus()} cores{limited}, SmolLM2-135M")
+    cores = "1 thread, by processor time" if "PEERS_CPU_TIME" in os.environ else f"{usable_cpus()} cores"
+    shown = Table(title=f"tokens/s on {cores}{f', {isa}' if isa else ''}, SmolLM2-135M")
     shown.add_column("")
     for name, _, _ in questions:
         shown.add_column(name, justify="right")
@@ -177,12 +180,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts of systems' names, comma separated")
     parser.add_argument("--questions", default="", help="parts of questions' names, comma separated")
     parser.add_argument("--isa", choices=["avx2"], help="the most that any system may use")
+    parser.add_argument("--cpu-time", action="store_true", help="one thread each, by its processor's time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.prepare:
         ready(options.dir, options.isa)
-    found = systems(options.dir, usable_cpus(), options.isa)
+    if options.cpu_time:
+        os.environ["PEERS_CPU_TIME"] = "1"
+    found = systems(options.dir, 1 if options.cpu_time else usable_cpus(), options.isa)
     chosen = [system for system in found if _wanted(system.name, options.only)]
     questions = [question for question in QUESTIONS if _wanted(question[0], options.questions)]
     children: list[Child] = []

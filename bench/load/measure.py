@@ -47,7 +47,7 @@ async def measure(
             facts.append(await target.open())
             stack.push_async_callback(target.close)
         writers = _writers(targets, facts, question)
-        results = _empty(targets, facts, settings)
+        results = empty_results(targets, facts, settings)
 
         def kept(run: Run) -> None:
             results.runs.append(run)
@@ -88,7 +88,7 @@ def _writers(targets: Sequence[Target], facts: Sequence[Facts], question: Questi
     return {target.name: write for target in targets}
 
 
-def _empty(targets: Sequence[Target], facts: Sequence[Facts], settings: Settings) -> Results:
+def empty_results(targets: Sequence[Target], facts: Sequence[Facts], settings: Settings) -> Results:
     workload, slo = settings.workload, settings.slo
     return Results(
         Experiment(
