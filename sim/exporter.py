@@ -13,11 +13,12 @@ from baton.core.request import Request
 from baton.kv_transfer import handoff
 from baton.kv_transfer.handoff import PeerPool, Ticket
 from baton.kv_transfer.handoff_source import HandoffSource
-from baton.kv_transfer.writes import Completion, Outcome, Write
+from baton.kv_transfer.writes import Completion, Outcome
 from baton.sim.clock import Entry
-from baton.sim.flows import Flow
 from baton.sim.hub import ROUTER, Hub
 from baton.sim.link import OutLink, Stream, Waiting
+from baton.sim.spec import Profile
+from baton.sim.writer import Writer
 
 if TYPE_CHECKING:
     from baton.sim.node import SimNode
@@ -41,15 +42,14 @@ class Exporter:
     hub: Hub
     node_id: str
     incarnation: str
-    profile_write_s: float
-    kv_bytes_per_token: int
+    profile: Profile
     source: HandoffSource
     port: ExportPort
+    writer: Writer = field(init=False)
     links: dict[str, OutLink] = field(default_factory=dict)
     stopped: bool = False
     _where: dict[Key, OutLink] = field(default_factory=dict)
     _prefill_s: dict[Key, float] = field(default_factory=dict)
-    _flows: dict[int, dict[int, Flow | Entry]] = field(default_factory=dict)  # by transfer, by write
     _timer: Entry | None = None
     _timer_s: float = 0.0
 
@@ -57,6 +57,9 @@ class Exporter:
     def busy(self) -> bool:
         """A hand-off is not over."""
         return bool(self._where)
+
+    def __post_init__(self) -> None:
+        self.writer = Writer(self.hub, self.node_id, self.profile, self._completed)
 
     # ---- the node's word -----------------------------------------------------------------------------------
 
@@ -97,7 +100,7 @@ class Exporter:
             self._run(self.source.abort(self.hub.clock.now, key))
 
     def stop(self) -> None:
-        self.stopped = True
+        self.stopped = self.writer.stopped = True
         self.hub.clock.cancel(self._timer)
         for link in self.links.values():
             link.stream.alive = False
@@ -233,7 +236,7 @@ class Exporter:
     def _carry_out(self, effect: handoff.SourceEffect) -> None:
         match effect:
             case handoff.SubmitWrite(link, write):
-                self._write(self.links[link], write)
+                self.writer.submit(self.links[link], write)
             case handoff.SendReserve(link, transfer_id, router_id, request):
                 self._say(self.links[link], "reserve", transfer_id, request, router_id)
             case handoff.SendCommit(link, transfer_id, tokens, output_ids):
@@ -243,8 +246,7 @@ class Exporter:
             case handoff.SendRevoked(link, transfer_id):
                 self._say(self.links.get(link), "abandon", transfer_id, True)
             case handoff.CancelWrites(_, transfer_id):
-                for write_id in list(self._flows.get(transfer_id, ())):
-                    self._stop(transfer_id, write_id)
+                self.writer.cancel(transfer_id)
             case handoff.HandedOff(key, transfer_s, payload_bytes):
                 self.port.handed_off(key, self._prefill_s.get(key, 0.0), transfer_s, payload_bytes)
             case handoff.Release(key):
@@ -264,67 +266,9 @@ class Exporter:
         self._prefill_s.pop(key, None)
         self.port.ended(key)
 
-    # ---- writes ------------------------------------------------------------------------------------------
-
-    def _write(self, link: OutLink, write: Write) -> None:
-        """Its fixed cost, its bytes at the links' rate, and the target's word on its way back."""
-        clock = self.hub.clock
-        writes = self._flows.setdefault(write.transfer_id, {})
-        begun_s = clock.now
-        lead_s = self.profile_write_s + self.hub.network.spec.latency_s
-        writes[write.write_id] = clock.at(begun_s + lead_s, self._flow, link, write, begun_s)
-
-    def _flow(self, link: OutLink, write: Write, begun_s: float) -> None:
-        if self.stopped:
-            return
-        payload = (write.end - write.start) * self.kv_bytes_per_token
-
-        def done(whole: bool) -> None:
-            self._landed(link, write, begun_s, payload if whole else 0)
-
-        flow = self.hub.flows.start(self.node_id, link.stream.target, payload, done)
-        self._flows[write.transfer_id][write.write_id] = flow
-
-    def _stop(self, transfer_id: int, write_id: int) -> None:
-        under_way = self._flows[transfer_id][write_id]
-        if isinstance(under_way, Flow):
-            self.hub.flows.stop(under_way)
-            return
-        _, _, action, (link, write, begun_s) = under_way
-        self.hub.clock.cancel(under_way)
-        assert action is not None
-        self._landed(link, write, begun_s, 0)
-
-    def _landed(self, link: OutLink, write: Write, begun_s: float, payload: int) -> None:
-        """At the target now; the completion is known here after the way back."""
-        target = self.hub.nodes.get(link.stream.target)
-        outcome, why = Outcome.CANCELLED, ""
-        if payload:
-            outcome = Outcome.FAILED
-            why = "the target does not take it"
-            if target is not None and target.incarnation == link.stream.target_incarnation:
-                outcome = target.importer.landed(link.stream, write)
-        seconds = self.hub.clock.now - begun_s
-        completion = Completion(
-            write.write_id,
-            write.transfer_id,
-            outcome,
-            payload if outcome is Outcome.APPLIED else 0,
-            seconds,
-            why,
-        )
-        self.hub.clock.at(
-            self.hub.clock.now + self.hub.network.spec.latency_s, self._completed, link, completion
-        )
-
     def _completed(self, link: OutLink, completion: Completion) -> None:
         if self.stopped:
             return
-        writes = self._flows.get(completion.transfer_id)
-        if writes is not None:
-            writes.pop(completion.write_id, None)
-            if not writes:
-                del self._flows[completion.transfer_id]
         if completion.outcome is Outcome.APPLIED and completion.payload_bytes:
             self.port.wrote(completion.payload_bytes, completion.seconds)
         self._run(self.source.completion(self.hub.clock.now, completion))

@@ -58,15 +58,7 @@ class SimNode:
         self.engine = Engine(hub, self.core, spec, dice, self._on_outs)
         self.reporter = Reporter(hub, self.engine, self._report)
         port = ExportPort(self._fail, self._export_ended, self._handed_off, self.reporter.transferred)
-        self.exporter = Exporter(
-            hub,
-            spec.node_id,
-            self.incarnation,
-            spec.profile.write_s,
-            spec.profile.kv_bytes_per_token,
-            source,
-            port,
-        )
+        self.exporter = Exporter(hub, spec.node_id, self.incarnation, spec.profile, source, port)
         self.importer = Importer(hub, spec.node_id, self.incarnation, self.core.sink, self.engine.post)
         self.owners: dict[Key, bool] = {}
         self._tried = tried(spec) if hub.cluster.calibrated else ((), ())

@@ -8,6 +8,7 @@ import pytest
 
 from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
+from baton.sim import scale
 from baton.sim.clock import Clock
 from baton.sim.cost import MeasuredCost, StepWork
 from baton.sim.flows import Flows
@@ -167,3 +168,9 @@ def test_percentiles_and_goodput() -> None:
     assert summary.goodput_rps == 1.0
     assert summary.ttft_s.count == 3
     assert warm(results, 1.5) == []
+
+
+def test_the_scale_world_runs_small() -> None:
+    results = scale.world(8, seed=1).run(scale.arrivals(8, 60, seed=1))
+    assert results.summary().completed == 60
+    assert len({result.decode_node for result in results.requests}) > 1
