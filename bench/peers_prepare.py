@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def ready(folder: Path, isa: str | None = None) -> None:
     _environment(folder, "llama", ["llama-cpp-python", "numpy"])
     if isa == "avx2":
         _environment(folder, "llama-avx2", ["numpy", "llama-cpp-python"], CMAKE_ARGS=_AVX2_BUILD)
-    _environment(folder, "openvino", ["openvino-genai"])
+    _llama_server(folder)
+    _environment(folder, "openvino", ["openvino-genai", "starlette", "uvicorn", "uvloop", "httptools"])
     _environment(folder, "export", [_TORCH, "optimum-intel", "openvino", "nncf"])
     _vllm(folder)
     _hugging_face(folder)
@@ -84,6 +86,24 @@ def _vllm(folder: Path) -> None:
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     done.touch()
+
+
+def _llama_server(folder: Path) -> None:
+    """From the tree that its Python package carries; takes cmake, a C++ compiler, some ten minutes."""
+    home = folder / "llama-server"
+    target = home / "bin" / "llama-server"
+    if target.exists():
+        return
+    pip = folder / "llama" / "bin" / "pip"
+    _run(pip, "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", home, "llama-cpp-python")
+    with tarfile.open(next(home.glob("llama_cpp_python-*.tar.gz"))) as opened:
+        opened.extractall(home, filter="data")
+    source, build = next(home.glob("llama_cpp_python-*/vendor/llama.cpp")), home / "build"
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"]
+    _run("cmake", "-S", source, "-B", build, *options)
+    _run("cmake", "--build", build, "--target", "llama-server", "--parallel", str(os.cpu_count()))
+    target.parent.mkdir()
+    target.symlink_to(build / "bin" / "llama-server")
 
 
 def _hugging_face(folder: Path) -> None:
