@@ -38,26 +38,28 @@ class Variant:
     mixing: bool = True
 
 
+def _whole(config: RouterConfig) -> RouterConfig:
+    """All of it: as an operator would set it who wants targets met."""
+    return replace(config, planner=PlannerConfig(), admission="reject")
+
+
 def _without_admission(config: RouterConfig) -> RouterConfig:
-    """Nobody is held back for the sake of others, nor for being too late already."""
-    return replace(_planned(config), miss_s=0.0, late_wait_s=0.0)
-
-
-def _planned(config: RouterConfig) -> RouterConfig:
-    return replace(config, planner=PlannerConfig())
+    """Nobody is turned away, nor held back for the sake of others or for being too late already."""
+    return replace(_whole(config), admission="defer", miss_s=0.0, late_wait_s=0.0)
 
 
 VARIANTS = {
-    "Baton": Variant(_planned),
+    "Baton": Variant(_whole),
     "without slack order": Variant(
-        lambda config: replace(_planned(config), order="fcfs"),
+        lambda config: replace(_whole(config), order="fcfs"),
         cluster=lambda cluster: replace(cluster, fcfs=True, by_latency=True),
     ),
     "without admission": Variant(_without_admission),
-    "without latency chunks": Variant(_planned, cluster=lambda cluster: replace(cluster, by_latency=False)),
-    "without mixing": Variant(_planned, mixing=False),
-    "without planner": Variant(),
+    "without latency chunks": Variant(_whole, cluster=lambda cluster: replace(cluster, by_latency=False)),
+    "without rejection": Variant(lambda config: replace(_whole(config), admission="defer")),
+    "without mixing": Variant(_whole, mixing=False),
+    "without planner": Variant(lambda config: replace(_whole(config), planner=None)),
     "without prefix affinity": Variant(
-        _planned, policy=lambda config: Forgetful(POLICIES[config.policy](config))
+        _whole, policy=lambda config: Forgetful(POLICIES[config.policy](config))
     ),
 }
