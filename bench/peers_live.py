@@ -72,8 +72,8 @@ class Comparison:
         options = self._options
         for server in chosen:
             running = Running(server, options.out / f"{server.name.replace(' ', '-')}.log")
-            start, precision, rounds = options.start, options.precision, options.rounds
-            hunt = Hunt(self.goals, start, precision, rounds, ATTAINMENT, server.ours)
+            start = start_rate(options.start, server.name)
+            hunt = Hunt(self.goals, start, options.precision, options.rounds, ATTAINMENT, server.ours)
             self.contenders.append(Contender(running, hunt))
             notes.print(f"starting {server.name}")
             await running.ready()
@@ -191,8 +191,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warmup", type=float, default=5.0, help="seconds before them")
     parser.add_argument("--rounds", type=int, default=2, help="runs at a rate, with other arrivals each")
     parser.add_argument("--precision", type=float, default=0.1, help="of the rates: 0.1 for 10 %%")
-    parser.add_argument("--start", type=float, default=1.0, help="rate to begin with")
+    parser.add_argument("--start", default="1", help="rates to begin with: 1, or baton=3,openvino=2,1")
     return parser.parse_args()
+
+
+def start_rate(text: str, name: str) -> float:
+    """The first of the comma-separated rates that is for all names or for a part of this one."""
+    for part in text.split(","):
+        wanted, equals, rate = part.rpartition("=")
+        if not equals or wanted.lower() in name.lower():
+            return float(rate)
+    return 1.0
 
 
 async def compare(options: argparse.Namespace) -> None:
