@@ -20,6 +20,7 @@ from baton.sim.cost import StepWork
 from baton.sim.spec import Profile
 from baton.sim.workload.arrival import Arrival
 
+DUST_S = 1e-9  # of rounding
 MANY = 64  # prompts in a step: its fixed costs hardly count
 
 
@@ -84,7 +85,7 @@ def on_time(wanted: Sequence[tuple[float, float]], ttft_s: float, speed: float) 
         work_s = work / speed
         queue.append((number, free_s, work_s, at_s))
         free_s += work_s
-        if free_s <= at_s + ttft_s:
+        if free_s <= at_s + ttft_s + DUST_S:
             continue
         place = _best_without(queue)
         kept[queue[place][0]] = False

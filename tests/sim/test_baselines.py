@@ -205,7 +205,5 @@ def test_llm_d_packs_the_fullest_node_that_still_fits():
     report(registry, "d2", running=60, context_tokens=3_000_000)
     assert choose("llm-d headroom", registry, ask(slo=slo)) == ("p1", "d1")
     busy(registry, "p2", 5.0)
-    assert (
-        choose("llm-d headroom", registry, ask(slo=Slo(ttft_s=0.1)))[0] == "p1"
-    )  # the least late
+    assert choose("llm-d headroom", registry, ask(slo=Slo(ttft_s=0.1)))[0] == "p1"  # the least late
     assert choose("llm-d headroom", registry)[1] == "d0"  # no target: the fastest
