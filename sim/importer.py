@@ -15,7 +15,7 @@ from baton.kv_transfer.writes import Outcome, Write
 from baton.node import commands as cmd
 from baton.sim.exporter import exporter_of
 from baton.sim.hub import Hub
-from baton.sim.link import InLink, Stream
+from baton.sim.link import Grant, InLink, Stream
 
 ImportEffect = SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence | DropLink
 
@@ -25,6 +25,7 @@ class Importer:
     hub: Hub
     node_id: str
     incarnation: str
+    block_size: int
     sink: HandoffSink
     post: Callable[[cmd.Command], None]
     links: dict[str, InLink] = field(default_factory=dict)
@@ -62,10 +63,10 @@ class Importer:
     def landed(self, stream: Stream, write: Write) -> Outcome:
         """Bytes of a write have come. A transfer that is not open takes none."""
         link = self.links.get(stream.link)
-        if link is None or write.transfer_id not in link.opened:
+        grant = None if link is None else link.opened.get(write.transfer_id)
+        if grant is None:
             return Outcome.FAILED
-        # Writes share the link, so a short one may overtake a long one: what counts is that all are there.
-        link.opened[write.transfer_id] += write.end - write.start
+        grant.land(write)
         return Outcome.APPLIED
 
     def lost(self, stream: Stream, *, dead: bool) -> None:
@@ -86,10 +87,9 @@ class Importer:
 
     def _check_whole(self, name: str, transfer_id: int, tokens: int) -> None:
         link = self.links.get(name)
-        have = (
-            tokens if link is None else link.opened.get(transfer_id, tokens)
-        )  # fenced meanwhile: the sink refuses it
-        assert have == tokens, f"a commit of {tokens} tokens, {have} of them applied"
+        grant = None if link is None else link.opened.get(transfer_id)
+        if grant is not None:  # else it was fenced meanwhile: the sink refuses it
+            assert grant.tokens == tokens, f"a commit of {tokens} tokens, {grant.tokens} of them applied"
 
     # ---- effects of the sink -----------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Importer:
         match effect:
             case SendTicket(name, transfer_id, cached_tokens, blocks):
                 if link is not None:
-                    link.opened[transfer_id] = cached_tokens
+                    link.opened[transfer_id] = Grant(cached_tokens, blocks, self.block_size)
                     here = f"{self.node_id}/{self.incarnation}"
                     self._say(link, "ticket", Ticket(here, transfer_id, cached_tokens, blocks))
             case SendRefusal(_, transfer_id, error):

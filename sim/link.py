@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton.core.node_effects import Key, KvReady, Prefilled
 from baton.core.request import Request
 from baton.kv_transfer.handoff import PeerPool
+from baton.kv_transfer.writes import Write
 from baton.sim.clock import Entry
 
 
@@ -52,8 +53,34 @@ class OutLink:
 
 
 @dataclass(slots=True, eq=False)
+class Grant:
+    """Room for a transfer: `blocks` hold the tokens from `cached_tokens` on. And what has come of them."""
+
+    cached_tokens: int
+    blocks: tuple[int, ...]
+    block_size: int
+    came: list[tuple[int, int]] = field(default_factory=list)  # [start, end), in the order of landing
+
+    @property
+    def tokens(self) -> int:
+        """How many are there."""
+        return self.cached_tokens + sum(end - start for start, end in self.came)
+
+    def land(self, write: Write) -> None:
+        """AssertionError: twice, or beyond what was granted. Writes share the link, so a short one may
+        overtake a long one: their order is free."""
+        start, end, size = write.start, write.end, self.block_size
+        first = (start - self.cached_tokens) // size
+        granted = self.blocks[first : first + len(write.dst_blocks)] if first >= 0 else ()
+        assert tuple(write.dst_blocks) == granted, "KV for blocks that were not granted"
+        assert write.dst_first <= start < end <= write.dst_first + size * len(granted), "KV beyond its blocks"
+        assert all(end <= begun or over <= start for begun, over in self.came), "KV came twice"
+        self.came.append((start, end))
+
+
+@dataclass(slots=True, eq=False)
 class InLink:
-    """The reader's end: the stream that is in use now, and how far each open transfer's KV has come."""
+    """The reader's end: the stream that is in use now, and the open transfers by id."""
 
     stream: Stream
-    opened: dict[int, int] = field(default_factory=dict)  # transfer id -> how many tokens are there
+    opened: dict[int, Grant] = field(default_factory=dict)

@@ -59,7 +59,10 @@ class SimNode:
         self.reporter = Reporter(hub, self.engine, self._report)
         port = ExportPort(self._fail, self._export_ended, self._handed_off, self.reporter.transferred)
         self.exporter = Exporter(hub, spec.node_id, self.incarnation, spec.profile, source, port)
-        self.importer = Importer(hub, spec.node_id, self.incarnation, self.core.sink, self.engine.post)
+        block_size = spec.profile.block_size
+        self.importer = Importer(
+            hub, spec.node_id, self.incarnation, block_size, self.core.sink, self.engine.post
+        )
         self.owners: dict[Key, bool] = {}
         self._tried = tried(spec) if hub.cluster.calibrated else ((), ())
         self._held: dict[Key, list[TokensOut]] = {}
