@@ -43,7 +43,8 @@ def prompt_ids(arrival: Arrival, vocab_size: int, number: int) -> tuple[int, ...
     """Token ids in [0, vocab_size) for a prompt: equal for equal prefix ids, the rest for `number` alone.
 
     Each block spells its id with its first few tokens and runs on through the vocabulary, so two blocks
-    differ from their very beginning, and making a prompt costs a few slices.
+    differ from their very beginning, and making a prompt costs a few slices. InvalidArgument: an id or
+    `number` is negative.
     """
     ring = _ring(vocab_size)
     out: list[int] = []
@@ -65,6 +66,8 @@ def _ring(vocab_size: int) -> tuple[int, ...]:
 
 def _run(ring: tuple[int, ...], vocab_size: int, tag: int, tokens: int) -> list[int]:
     """`tokens` ids that begin with the digits of `tag`."""
+    if tag < 0:
+        raise InvalidArgument("must be at least 0", field="number" if tag % 2 else "prefix")
     run = list(_digits(tag, vocab_size))[:tokens]
     start = tag % vocab_size
     while len(run) < tokens:

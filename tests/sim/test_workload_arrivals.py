@@ -95,6 +95,8 @@ def test_system_prompts_are_shared_by_a_skewed_few():
         lambda: Arrival(0.0, 1, 0),
         lambda: Arrival(0.0, 1, 1, (), 0),
         lambda: prompt_ids(Arrival(0.0, 1, 1), 1, 0),
+        lambda: prompt_ids(Arrival(0.0, 1, 1), 5, -1),
+        lambda: prompt_ids(Arrival(0.0, 1, 1, (-1,)), 5, 0),
     ],
 )
 def test_nonsense_is_refused(make):
