@@ -136,6 +136,9 @@ class Running:
         for process in self._tree():
             process.resume()
 
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._tree()]
+
     def close(self) -> None:
         """Ends all of its processes, gently at first."""
         tree = self._tree()
