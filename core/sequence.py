@@ -18,7 +18,7 @@ class Sequence:
     token_ids: prompt and output so far. computed: how many of them have their KV in `blocks`, valid for
     positions [0, computed). blocks: array("q"), which a step copies as it is. keys: prefix keys of the full
     blocks among the first `computed` tokens that are known so far. cached: tokens whose KV was found here
-    when the request started (counted once).
+    when the request started (counted once). key: its identity on a node; a retried request is another one.
     """
 
     request: Request
@@ -34,15 +34,12 @@ class Sequence:
     preemptions: int = 0
     started_s: float | None = None
     finish: FinishReason | None = None
+    key: tuple[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.key = self.request.id, self.request.attempt
         if not self.token_ids:
             self.token_ids = list(self.request.token_ids)
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Identity on a node: a retried request is another sequence."""
-        return self.request.id, self.request.attempt
 
     @property
     def prompt_len(self) -> int:
@@ -70,11 +67,13 @@ class Sequence:
 
     def publish(self, kv: KvCache, revision: str) -> None:
         """Offer every full computed block to the prefix index, once."""
-        self.extend_keys(kv.block_size, self.computed, revision)
         full = self.computed // kv.block_size
+        if full <= self.published:
+            return
+        self.extend_keys(kv.block_size, self.computed, revision)
         for i in range(self.published, full):
             kv.publish(self.keys[i], self.blocks[i])
-        self.published = max(self.published, full)
+        self.published = full
 
     def join(self, kv: KvCache, revision: str) -> None:
         """As `publish`, and blocks whose content was here already are given back for those that hold it: so

@@ -19,6 +19,7 @@ class Residents:
         self._limits = limits
         self.running: dict[Key, Sequence] = {}
         self.ready: dict[Key, Sequence] = {}
+        self._batch: list[Sequence] | None = None  # of `running`, by rank; None: not known
 
     def rank(self, seq: Sequence) -> tuple[float, Key]:
         """Smallest first: older first, a step of priority being worth some seconds, so that none starves."""
@@ -31,7 +32,10 @@ class Residents:
         return self.running.get(key) or self.ready.get(key)
 
     def batch(self) -> list[Sequence]:
-        return sorted(self.running.values(), key=self.rank)
+        """What runs, by rank."""
+        if self._batch is None:
+            self._batch = sorted(self.running.values(), key=self.rank)
+        return self._batch
 
     def queue(self) -> list[Sequence]:
         return sorted(self.ready.values(), key=self.rank)
@@ -39,15 +43,18 @@ class Residents:
     def run(self, seq: Sequence) -> None:
         seq.move(Move.RUN)
         self.running[seq.key] = self.ready.pop(seq.key)
+        self._batch = None
 
     def pause(self, seq: Sequence) -> None:
         """Out of the batch; its KV stays."""
         seq.move(Move.PREEMPT)
         self.ready[seq.key] = self.running.pop(seq.key)
+        self._batch = None
 
     def remove(self, seq: Sequence) -> None:
         self.running.pop(seq.key, None)
         self.ready.pop(seq.key, None)
+        self._batch = None
 
     def last_holder(self) -> Sequence | None:
         """Who gives its blocks first: the last in rank, so low priority and young. By rank alone, as the

@@ -43,6 +43,7 @@ class DecodeScheduler:
         self._residents = Residents(limits)
         self._flight = Flight()
         self._began: dict[Key, tuple[float, int]] = {}  # when decode began here, after how many tokens
+        self._deadlines: dict[Key, float] = {}  # of those that have one
         self._preemptions = 0
         self._recomputed = 0
 
@@ -64,6 +65,8 @@ class DecodeScheduler:
             return []
         self._residents.ready[sequence.key] = sequence
         self._began[sequence.key] = (now, sequence.output_len)
+        if sequence.deadline_s is not None:
+            self._deadlines[sequence.key] = sequence.deadline_s
         sequence.join(self._kv, self._revision)
         if sequence.output_len >= sequence.request.output_limit(self._limits.max_model_len):
             return [self._finish(sequence, Ending(FinishReason.LENGTH))]
@@ -80,6 +83,8 @@ class DecodeScheduler:
 
     def expire(self, now: float) -> list[NodeEffect]:
         """End what is past its deadline."""
+        if not self._deadlines:
+            return []
         late = [seq for seq in self._residents.all() if seq.deadline_s is not None and seq.deadline_s <= now]
         error = DeadlineExceeded("the deadline passed during decode")
         return [effect for seq in late for effect in self.fail(seq.key, error)]
@@ -91,12 +96,16 @@ class DecodeScheduler:
         self._flight.must_be_landed()
         self._fill_slots()
         rows: list[Row] = []
-        batch = self._residents.batch()
+        batch, kv = self._residents.batch(), self._kv
         for seq in batch:
             if len(rows) == budget_tokens:
                 break
-            preempted = seq.phase is not Phase.DECODE  # for one before it, just now
-            if not preempted and seq.remaining == 1 and self._cover(seq):
+            if seq.phase is not Phase.DECODE:  # preempted for one before it, just now
+                continue
+            tokens = len(seq.token_ids)
+            if tokens - seq.computed != 1:
+                continue
+            if tokens <= len(seq.blocks) * kv.block_size or self._cover(seq):
                 rows.append(row_for(seq, 1))
         left = budget_tokens - len(rows)
         for seq in self._residents.batch() if len(rows) < len(batch) else ():
@@ -125,7 +134,9 @@ class DecodeScheduler:
         running, kv = self._residents.running.values(), self._kv
         if self._residents.ready:  # the next step may find room for them
             return 1
-        if len(self._flight) != len(running) or any(seq.remaining != 1 for seq in running):
+        if len(self._flight) != len(running):
+            return 1
+        if any([len(seq.token_ids) - seq.computed != 1 for seq in running]):
             return 1
         while most > 1 and len(running) * (most // kv.block_size + 1) > kv.pool.free:
             need = sum(kv.blocks_for(len(seq.token_ids) + most - 1) - len(seq.blocks) for seq in running)
@@ -138,18 +149,19 @@ class DecodeScheduler:
         """As `complete` and `schedule` in turn, over steady steps: each sequence in flight gets its tokens,
         as many as there were steps. Only the last of them may end it."""
         effects: list[NodeEffect] = []
-        kv = self._kv
+        kv, running = self._kv, self._residents.running
         for row, ending in self._flight.land():
             assert ending is None, "something came from outside"
-            seq, new = self._residents.running[row.seq], tokens[row.seq]
-            need = kv.blocks_for(len(seq.token_ids) + len(new) - 1) - len(seq.blocks)
+            key = row.seq
+            seq, new = running[key], tokens[key]
+            have = len(seq.token_ids)
+            need = kv.blocks_for(have + len(new) - 1) - len(seq.blocks)
             if need > 0:
                 seq.blocks.extend(kv.allocate(need))
-            index = seq.output_len
             seq.token_ids += new
             seq.computed += len(new)
             seq.publish(kv, self._revision)
-            effects.append(TokensOut(seq.key, index, tuple(new)))
+            effects.append(TokensOut(key, have - row.prompt_len, tuple(new)))
             finish = finish_of(seq, new[-1], self._limits.max_model_len)
             if finish is not None:
                 effects.append(self._finish(seq, Ending(finish)))
@@ -164,8 +176,7 @@ class DecodeScheduler:
 
     def next_wakeup(self) -> float | None:
         """When `expire` is next due."""
-        deadlines = (seq.deadline_s for seq in self._residents.all() if seq.deadline_s is not None)
-        return min(deadlines, default=None)
+        return min(self._deadlines.values()) if self._deadlines else None
 
     def patience_s(self, now: float, rows: Iterable[Row]) -> float | None:
         """How long a step of these rows may take by the targets of their requests; None: they have none. One
@@ -184,7 +195,7 @@ class DecodeScheduler:
 
     def headroom_blocks(self) -> int:
         """Blocks to leave free for what is here already: growth of the batch, and preempted sequences."""
-        lacking = sum(self._needs(seq) for seq in self._residents.ready.values() if not seq.blocks)
+        lacking = sum([self._needs(seq) for seq in self._residents.ready.values() if not seq.blocks])
         return min(self._kv.pool.usable, len(self._residents.running) + lacking)
 
     def stats(self) -> DecodeStats:
@@ -208,6 +219,10 @@ class DecodeScheduler:
         assert len(residents.running) <= self._limits.max_running, "the batch is too large"
         assert all(seq.phase is Phase.DECODE for seq in residents.running.values())
         assert all(seq.phase is Phase.READY for seq in residents.ready.values())
+        assert self._began.keys() == {seq.key for seq in residents.all()}
+        assert self._deadlines == {
+            seq.key: seq.deadline_s for seq in residents.all() if seq.deadline_s is not None
+        }
         for seq in residents.all():
             assert 0 <= seq.computed < len(seq.token_ids), "the last token's KV is computed, or none is left"
             assert self._kv.blocks_for(seq.computed) <= len(seq.blocks), "computed KV has no block"
@@ -296,6 +311,7 @@ class DecodeScheduler:
     def _finish(self, seq: Sequence, ending: Ending) -> Ended:
         self._residents.remove(seq)
         del self._began[seq.key]
+        self._deadlines.pop(seq.key, None)
         seq.move(Move.END)
         seq.finish = ending.reason
         seq.drop_kv(self._kv)

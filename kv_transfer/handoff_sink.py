@@ -242,6 +242,8 @@ class HandoffSink:
 
     def next_wakeup(self) -> float | None:
         """When `expire` is next due."""
+        if not self._beats and not self._all:
+            return None
         leases = [beat_s + self._limits.lease_s for beat_s in self._beats.values()]
         deadlines = [one.deadline_s for one in self._all.values() if one.live and one.deadline_s is not None]
         return min(leases + deadlines, default=None)

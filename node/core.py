@@ -188,7 +188,7 @@ class NodeCore:
 
     def next_wakeup(self) -> float | None:
         times = [self.prefill.next_wakeup(), self.decode.next_wakeup(), self.sink.next_wakeup()]
-        return min((t for t in times if t is not None), default=None)
+        return min([when for when in times if when is not None], default=None)
 
     # ---- a step ------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class NodeCore:
         """Decode rows first, prefill chunks with what is left of the token budget, and of the time within
         which the rows want their next token."""
         rows = self.decode.schedule(now, self._limits.max_batch_tokens)
-        budget = self._limits.max_batch_tokens - sum(row.length for row in rows)
+        budget = self._limits.max_batch_tokens - sum([len(row.token_ids) for row in rows])
         self._decode_rows = len(rows)
         if rows and budget > 0 and self._limits.by_latency and self.prefill.busy:
             budget = min(budget, self._prompt_tokens(now, rows))
@@ -234,7 +234,8 @@ class NodeCore:
         self._steps += 1
         self._samples.add(self._rows, self._decode_rows, output.duration_s)
         self._pace.observe(self._rows, self._decode_rows, output.duration_s)
-        self.prefill.set_pace(self._pace.token_s)
+        if self._decode_rows < len(self._rows):
+            self.prefill.set_pace(self._pace.token_s)
         outputs = {row.seq: row for row in output.rows}
         decode = {row.seq: outputs[row.seq] for row in self._rows[: self._decode_rows]}
         prefill = {row.seq: outputs[row.seq] for row in self._rows[self._decode_rows :]}
@@ -250,7 +251,7 @@ class NodeCore:
     def complete_steps(self, tokens: Mapping[Key, Sequence[int]], seconds: Sequence[float]) -> None:
         """Steady steps, one for each of `seconds`, ran: every row gets as many tokens. Only the last may end
         one."""
-        rows, context = len(self._rows), sum(row.context for row in self._rows)
+        rows, context = len(self._rows), sum([row.context for row in self._rows])
         self._changed = True
         self._steps += len(seconds)
         self._samples.add_steady(rows, context, seconds)

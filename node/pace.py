@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from baton.core.batch import Row
 from baton.core.fitted_cost import FittedCost
-from baton.node.samples import as_one_chunk
+from baton.node.samples import KEEP, Sample, as_one_chunk
 
 THIN_AFTER = 64  # steps measured, from which on every THIN_OUT-th tells enough
 THIN_OUT = 8
@@ -15,11 +16,14 @@ QUANTILE = 0.8  # so many of the steps are to keep the limit
 
 
 class Pace:
-    """Mixed steps are taken to cost what decode alone does, and what their prompt tokens add."""
+    """Mixed steps are taken to cost what decode alone does, and what their prompt tokens add.
+
+    Decode steps are looked at when somebody asks: of a node without prompts nobody does."""
 
     def __init__(self) -> None:
         self._cost = FittedCost()
         self._steps = 0
+        self._decoded: deque[Sample] = deque(maxlen=KEEP)
 
     def observe(self, rows: Sequence[Row], decode_rows: int, seconds: float) -> None:
         """A step that ran. Mixed ones say nothing about either kind."""
@@ -28,7 +32,7 @@ class Pace:
         if not self._counts():
             return
         if decode_rows:
-            self._cost.observe_decode_step(decode_rows, sum(row.context for row in rows), seconds)
+            self._decoded.append((decode_rows, sum(row.context for row in rows), seconds))
         else:
             self._cost.observe_prefill(*as_one_chunk(rows), seconds)
 
@@ -36,7 +40,7 @@ class Pace:
         """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
         for number, each_s in enumerate(seconds):
             if self._counts():
-                self._cost.observe_decode_step(rows, context + number * rows, each_s)
+                self._decoded.append((rows, context + number * rows, each_s))
 
     def _counts(self) -> bool:
         """Whether one more step is worth a look."""
@@ -50,6 +54,8 @@ class Pace:
 
     def prompt_tokens(self, rows: Sequence[Row], limit_s: float, context: int) -> int:
         """How many prompt tokens, after `context` earlier ones, may join decode rows in a step of limit_s."""
+        while self._decoded:
+            self._cost.observe_decode_step(*self._decoded.popleft())
         factor = self._cost.decode_factor(QUANTILE)
         taken_s = self._cost.decode_mean_s(len(rows), sum(row.context for row in rows)) * factor
         _, each_s, pair_s = self._cost.as_prior().prefill

@@ -37,13 +37,19 @@ class Job:
 class Stages:
     """waiting ──▶ running ──▶ exporting ──▶ gone, and `held`: ended, blocks kept for a hand-off.
 
-    A job is in one of them."""
+    A job is in one of them. deadlines: of those not ended that have one."""
 
     def __init__(self) -> None:
         self.waiting: dict[Key, Job] = {}
         self.running: dict[Key, Job] = {}
         self.exporting: dict[Key, Job] = {}
         self.held: dict[Key, Job] = {}
+        self.deadlines: dict[Key, float] = {}
+
+    def add(self, job: Job) -> None:
+        self.waiting[job.seq.key] = job
+        if job.seq.deadline_s is not None:
+            self.deadlines[job.seq.key] = job.seq.deadline_s
 
     def alive(self) -> Iterator[Job]:
         return chain(self.waiting.values(), self.running.values(), self.exporting.values())
@@ -60,10 +66,13 @@ class Stages:
 
     def move(self, job: Job, stage: dict[Key, Job] | None) -> None:
         """Take the job out of its stage and, unless it is gone, put it into another."""
+        key = job.seq.key
         for other in (self.waiting, self.running, self.exporting, self.held):
-            other.pop(job.seq.key, None)
+            other.pop(key, None)
         if stage is not None:
-            stage[job.seq.key] = job
+            stage[key] = job
+        if stage is None or stage is self.held:
+            self.deadlines.pop(key, None)
 
     @property
     def kept(self) -> int:

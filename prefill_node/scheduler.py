@@ -71,7 +71,7 @@ class PrefillScheduler:
             wait_s = tokens * self._queue.token_s
             raise ResourceExhausted(f"{self._limits.max_waiting} prompts are waiting", retry_after_s=wait_s)
         seq = Sequence(request, Phase.QUEUED, arrived_s=now, deadline_s=deadline_s)
-        self._stages.waiting[seq.key] = Job(seq, next(self._numbers), pinned=remote)
+        self._stages.add(Job(seq, next(self._numbers), pinned=remote))
 
     def abort(self, key: Key, *, silent: bool = False) -> list[NodeEffect]:
         """End a request in whatever phase it is. Unknown or ended: nothing happens. A request in the batch
@@ -84,6 +84,8 @@ class PrefillScheduler:
 
     def expire(self, now: float) -> list[NodeEffect]:
         """End what is past its deadline."""
+        if not self._stages.deadlines:
+            return []
         late = [job for job in self._stages.alive() if (d := job.seq.deadline_s) is not None and d <= now]
         return [
             effect
@@ -178,7 +180,8 @@ class PrefillScheduler:
 
     def next_wakeup(self) -> float | None:
         """When `expire` is next due."""
-        return min((d for job in self._stages.alive() if (d := job.seq.deadline_s) is not None), default=None)
+        deadlines = self._stages.deadlines
+        return min(deadlines.values()) if deadlines else None
 
     def wanted_blocks(self) -> int:
         """Blocks that a starving prompt waits for: others should leave them free (`HandoffSink.pump`)."""
@@ -211,6 +214,8 @@ class PrefillScheduler:
         stages = self._stages
         jobs = list(chain(stages.alive(), stages.held.values()))
         assert len({job.seq.key for job in jobs}) == len(jobs), "a job is in two stages"
+        alive = [(job.seq.key, job.seq.deadline_s) for job in stages.alive()]
+        assert stages.deadlines == {key: when for key, when in alive if when is not None}
         for stage, phase in (
             (stages.waiting, Phase.QUEUED),
             (stages.running, Phase.PREFILL),

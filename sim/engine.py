@@ -7,9 +7,9 @@ comes meanwhile ends the leap with the step that is under way: there it is read,
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from random import Random
 
 from baton.core.batch import Row, RowOutput, StepOutput
@@ -43,8 +43,7 @@ class Engine:
         self._node_id = spec.node_id
         self._cost = spec.profile.cost
         self._factors = _factors(spec.profile.noise)
-        self._turns = dice.randrange(NOISE_TURNS)
-        self._drawn: deque[float] = deque()  # noise of steps that a leap did not come to
+        self._turn_of_noise = (dice.randrange(NOISE_TURNS) + 1) % NOISE_TURNS
         self._emit = emit
         self._mail: list[Command] = []
         self._timer: Entry | None = None  # the next turn, or the end of what is under way
@@ -52,7 +51,6 @@ class Engine:
         self._rows: tuple[Row, ...] = ()
         self._ends: list[float] = []  # of the steps under way
         self._seconds: list[float] = []
-        self._noise: list[float] = []
         self._plain = False  # nothing but a token for each row
         self._stopped = False
 
@@ -89,7 +87,7 @@ class Engine:
         self._rows = self.core.schedule(self._clock.now)
         self.core.take_dirty()
         assert [row.seq for row in self._rows] == keys, "a steady batch changed"
-        del self._ends[:over], self._seconds[:over], self._noise[:over]
+        del self._ends[:over], self._seconds[:over]
         self._flush()
 
     def stop(self) -> None:
@@ -132,22 +130,27 @@ class Engine:
     def _depart(self, rows: tuple[Row, ...]) -> None:
         work = work_of(rows, self.core.decode_rows)
         self._plain = self._hub.leaps and not work.chunks and all(row.sample for row in rows)
-        steps = self._steady(rows) if self._plain else 1
-        until_s = self.core.next_wakeup() if steps > 1 else None
-        end_s = self._clock.now
-        lines = ((self._cost.step_s(work), 0.0),) if work.chunks else self._cost.decode_lines(work.rows)
-        context, pace = work.context, self._pace
-        for _ in range(steps):
-            noise = self._draw()
-            seconds = max([fixed_s + each_s * context for fixed_s, each_s in lines]) * pace * noise
-            context += work.rows
-            end_s += seconds
-            self._ends.append(end_s)
-            self._seconds.append(seconds)
-            self._noise.append(noise)
-            if until_s is not None and end_s >= until_s:
-                break
-        self._set_timer(end_s, self._land)
+        if self._plain:
+            seconds = self._leap(work, self._steady(rows))
+        else:
+            seconds = [self._cost.step_s(work) * self._pace * self._noise(1)[0]]
+        ends = list(accumulate(seconds, initial=self._clock.now))
+        until_s = self.core.next_wakeup() if len(seconds) > 1 else None
+        last = len(seconds) if until_s is None else min(len(seconds), bisect_left(ends, until_s, 1))
+        self._ends, self._seconds = ends[1 : last + 1], seconds[:last]
+        self._used(last)
+        self._set_timer(self._ends[-1], self._land)
+
+    def _leap(self, work: StepWork, steps: int) -> list[float]:
+        """Seconds of as many decode steps, each over a token more of each row."""
+        rows, pace = work.rows, self._pace
+        contexts = range(work.context, work.context + steps * rows, rows)
+        lines = [
+            [fixed_s + each_s * context for context in contexts]
+            for fixed_s, each_s in self._cost.decode_lines(rows)
+        ]
+        slowest = map(max, *lines) if len(lines) > 1 else lines[0]
+        return [step_s * pace * noise for step_s, noise in zip(slowest, self._noise(steps), strict=True)]
 
     def _steady(self, rows: Sequence[Row]) -> int:
         """Steps until a sequence ends, or until the batch would change by itself."""
@@ -158,8 +161,8 @@ class Engine:
         """End the leap with the step under way."""
         last = bisect_left(self._ends, self._clock.now) + 1
         if last < len(self._ends):
-            self._drawn.extendleft(reversed(self._noise[last:]))
-            del self._ends[last:], self._seconds[last:], self._noise[last:]
+            self._used(last - len(self._ends))
+            del self._ends[last:], self._seconds[last:]
             self._set_timer(self._ends[-1], self._land)
 
     def _land(self) -> None:
@@ -167,7 +170,6 @@ class Engine:
         self._rows = ()
         self._ends.clear()
         self._seconds.clear()
-        self._noise.clear()
         self._timer = None
         self._flush()
         self._turn()
@@ -187,17 +189,20 @@ class Engine:
         if outs:
             self._emit(outs)
 
-    def _draw(self) -> float:
-        if self._drawn:
-            return self._drawn.popleft()
-        self._turns = (self._turns + 1) % NOISE_TURNS
-        return self._factors[self._turns]
+    def _noise(self, steps: int) -> tuple[float, ...]:
+        """What the next steps' times are multiplied with."""
+        return self._factors[self._turn_of_noise : self._turn_of_noise + steps]
+
+    def _used(self, steps: int) -> None:
+        """So many more were taken; less than none: a leap did not come to them."""
+        self._turn_of_noise = (self._turn_of_noise + steps) % NOISE_TURNS
 
 
 @cache
 def _factors(sigma: float) -> tuple[float, ...]:
-    """What the times of steps are multiplied with, one after the other."""
-    return tuple(max(MIN_NOISE, 1.0 + sigma * deviate) for deviate in NORMAL)
+    """What the times of steps are multiplied with, one after the other; a leap more than a turn of them."""
+    turn = tuple(max(MIN_NOISE, 1.0 + sigma * deviate) for deviate in NORMAL)
+    return turn + turn[:MAX_LEAP]
 
 
 def _token(row: Row) -> int | None:

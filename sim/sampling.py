@@ -30,7 +30,7 @@ def token(position: int, length: int) -> int:
 
 def run(position: int, count: int, length: int) -> tuple[int, ...]:
     """`count` tokens from `position` on."""
-    start = position % PERIOD
-    if position + count >= length or start + count > 2 * PERIOD:
+    start, ends = position % PERIOD, position + count >= length
+    if position + count > length or start + count > 2 * PERIOD:
         return tuple(token(i, length) for i in range(position, position + count))
-    return _RUN[start : start + count]
+    return (*_RUN[start : start + count - 1], END) if ends else _RUN[start : start + count]
