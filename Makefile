@@ -27,7 +27,7 @@ demo: $(VENV)/.installed-runtime $(VENV)/.installed-model
 	$(BIN)/baton demo
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-model
-	$(BIN)/pytest $(TESTS)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(TESTS)
 
 # Parts, so that `make -k check` goes on after the first failure.
 check: lint types layers protocol
