@@ -39,14 +39,25 @@ class Fit:
         self._scale = scale
         self._forgetting = forgetting
         self._unsolved = 0  # samples since the parameters were found
-        self._theta = prior
         self._ratios = Residuals()
-        self._variance = PRIOR_SIGMA**2
+        self._usual: Fit | None = None
         self.sigma = PRIOR_SIGMA  # relative standard deviation of recent residuals
-        scaled = [max(p * s, FLOOR_S) for p, s in zip(prior, scale, strict=True)]
+        self._begin(prior)
+
+    def _begin(self, prior: Vector) -> None:
+        self._theta = prior
+        self._variance = self.sigma**2
+        scaled = [max(p * s, FLOOR_S) for p, s in zip(prior, self._scale, strict=True)]
         size = range(len(prior))
         self._a = [[(PRIOR_FACTOR * scaled[i]) ** -2 if i == j else 0.0 for j in size] for i in size]
         self._b = [self._a[i][i] * scaled[i] for i in size]
+
+    def start_from(self, usual: Fit) -> None:
+        """As long as it has no sample of its own, it says what `usual` does. Later: nothing changes."""
+        if not self.samples and usual.samples:
+            self._usual = usual
+            self.sigma = usual.sigma
+            self._begin(usual.theta)
 
     @property
     def theta(self) -> Vector:
@@ -65,6 +76,8 @@ class Fit:
     def factor(self, share: float) -> float:
         """What to multiply a mean with, so that `share` of the measurements stay below: by what was measured,
         or by sigma as long as that is little."""
+        if self._usual is not None and not self.samples:
+            return self._usual.factor(share)
         measured = self._ratios.quantile(share)
         return measured if measured is not None else max(0.0, 1.0 + spread(share) * self.sigma)
 

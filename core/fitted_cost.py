@@ -89,6 +89,20 @@ class FittedCost:
         """What was learned, for a node of the same kind that has not reported yet."""
         return CostPrior(self._prefill.theta, self._decode.theta, self._transfer.theta)
 
+    def start_from(self, usual: FittedCost) -> None:
+        """Where nothing has been measured yet: predict as `usual` does."""
+        for mine, other in zip(self._fits, usual._fits, strict=True):
+            mine.start_from(other)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Measurements of each kind so far."""
+        return tuple(fit.samples for fit in self._fits)
+
+    @property
+    def _fits(self) -> tuple[Fit, ...]:
+        return self._prefill, self._decode, self._transfer
+
 
 def _some(samples: tuple[T, ...], fit: Fit) -> tuple[T, ...]:
     return samples[-MOST_SAMPLES:] if fit.samples >= SETTLED else samples

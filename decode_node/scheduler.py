@@ -136,7 +136,7 @@ class DecodeScheduler:
             return 1
         if len(self._flight) != len(running):
             return 1
-        if any([len(seq.token_ids) - seq.computed != 1 for seq in running]):
+        if any(len(seq.token_ids) - seq.computed != 1 for seq in running):
             return 1
         while most > 1 and len(running) * (most // kv.block_size + 1) > kv.pool.free:
             need = sum(kv.blocks_for(len(seq.token_ids) + most - 1) - len(seq.blocks) for seq in running)

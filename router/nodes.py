@@ -172,12 +172,12 @@ class Node:
         if load.seq <= self.load.seq:
             return False
         self.load = load
-        self.loaded_s = now
+        self.loaded_s = now - load.age_s
         self.full = False
         if self.wanted_role is load.role:
             self.wanted_role = None
-        self.prefill.reported(now, lag_s)
-        self.decode.reported(now, lag_s)
+        self.prefill.reported(self.loaded_s, lag_s)
+        self.decode.reported(self.loaded_s, lag_s)
         self.cost.observe(load)
         self.touch()
         return True
@@ -202,6 +202,7 @@ class Registry:
         self.board = Board()
         self.holders: Holders[Node] = Holders()
         self.average = FittedCost()  # over all nodes: where a newcomer's fit starts
+        self._taught: tuple[float, ...] = (0.5, 0.5, 0.5)  # as many of each kind nodes were last told of
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
@@ -237,6 +238,7 @@ class Registry:
             self._leave(old)
         self._numbers += 1
         cost = FittedCost(self.average.as_prior())
+        cost.start_from(self.average)
         node = self._nodes[info.node_id] = Node(info, now, cost, self._numbers, self.board.mark)
         self._count(info, 1)
         node.touch()
@@ -277,6 +279,18 @@ class Registry:
         self._reports += 1
         if self._reports <= LEARN_ALL or self._reports % LEARN_EVERY == 0:
             self.average.observe(load)
+            self._teach()
+
+    def _teach(self) -> None:
+        """Nodes without measurements are taken for average ones; what those are like is told them each time
+        as much again is known of it."""
+        known = self.average.samples
+        if all(count < 2 * told for count, told in zip(known, self._taught, strict=True)):
+            return
+        self._taught = tuple(max(0.5, count) for count in known)
+        for node in self:
+            node.cost.start_from(self.average)
+            node.touch()
 
     def kv_changed(
         self, node: Node, stored: Sequence[bytes], removed: Sequence[bytes], *, reset: bool

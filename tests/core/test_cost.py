@@ -59,6 +59,22 @@ def test_prior_answers_before_the_first_sample_and_gives_way_soon() -> None:
     assert cost.prefill_s(1000, 0).mean_s == pytest.approx(1.0, rel=0.2)
 
 
+def test_one_without_samples_is_taken_for_the_usual_one_and_goes_on_from_there() -> None:
+    usual, fit = Fit((1e-3, 1e-4), (1.0, 100.0)), Fit((1e-3, 1e-4), (1.0, 100.0))
+    for i in range(40):
+        usual.observe((1.0, 10.0), 0.02 + 0.001 * (i % 4))
+    fit.start_from(usual)
+    assert fit.mean((1.0, 10.0)) == usual.mean((1.0, 10.0))
+    assert fit.factor(0.9) == usual.factor(0.9)
+    fit.observe((1.0, 10.0), 0.025)
+    assert fit.samples == 1
+    assert 0.02 < fit.mean((1.0, 10.0)) < 0.026
+    assert fit.factor(0.9) < 1.3, "nothing of the first prior's doubt is left"
+    before = fit.mean((1.0, 10.0))
+    fit.start_from(Fit((1.0, 1.0), (1.0, 100.0)))
+    assert fit.mean((1.0, 10.0)) == before, "it has a sample of its own"
+
+
 def test_fit_follows_a_node_that_slows_down() -> None:
     fit = Fit((1e-3, 1e-4), (1.0, 100.0))
     for slope in (1e-4, 5e-4):

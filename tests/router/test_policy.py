@@ -142,3 +142,28 @@ def test_a_batch_that_is_said_to_cost_nothing_is_never_slow() -> None:
     """A fit is non-negative, so it may be zero; a division by it stopped the machine for good."""
     assert _slow(DECODES[0].tpot_errors, 0.1, 0.0) == 0.0
     assert _slow(DECODES[0].tpot_errors, 0.1, 1e9) > 0.5
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.005, 0.05])
+def test_nodes_that_have_not_measured_anything_are_taken_for_average_ones(step_s: float) -> None:
+    """All joined before any had a measurement. One tells of its steps, and gets its share all the same."""
+    bench = Bench()
+    names = [f"d{i}" for i in range(8)]
+    bench.join(node("p", Role.PREFILL), *(node(name, Role.DECODE, load=load(Role.DECODE)) for name in names))
+    steps = tuple((1 + i % 4, 8 * (1 + i % 4), step_s * (1.0 + 0.01 * (i % 3))) for i in range(32))
+    bench.report("d0", load(Role.DECODE, seq=2, decode_samples=steps))
+    sent = [of(Dispatch, bench.arrive(f"r{i}"))[0].decode_node for i in range(8)]
+    assert sorted(sent) == names, sent
+
+
+def test_a_node_that_has_measurements_keeps_to_them() -> None:
+    registry = Registry()
+    one, other, third = (registry.add(node(f"d{i}", Role.DECODE), 0.0) for i in range(3))
+    for seq, (measured, step_s) in enumerate([(one, 0.01), (other, 0.1)], start=2):
+        report = load(Role.DECODE, seq=seq, decode_samples=((1, 8, step_s),) * 32)
+        measured.report(report, 0.0, 0.0)
+        registry.learn(report)
+    assert one.cost.decode_mean_s(1, 8) == pytest.approx(0.01, rel=0.05)
+    assert other.cost.decode_mean_s(1, 8) == pytest.approx(0.1, rel=0.05)
+    assert third.cost.decode_mean_s(1, 8) == registry.average.decode_mean_s(1, 8)
+    assert third.cost.decode_factor(0.8) == registry.average.decode_factor(0.8)
