@@ -143,10 +143,12 @@ def _awake(running: Running) -> Iterator[None]:
 
 
 def _before_others(pid: int, nice: int) -> None:
-    """Whoever may not (it takes root) measures on an idle machine, or as well as that goes."""
-    with contextlib.suppress(PermissionError):
+    """Whoever may not (it takes root) measures on an idle machine, or as well as that goes. Linux may weigh
+    sessions against each other, and threads within a session only (sched(7), autogroup)."""
+    with contextlib.suppress(OSError):
         for thread in psutil.Process(pid).threads():
             os.setpriority(os.PRIO_PROCESS, thread.id, nice)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
 
 
 def _quiet(name: str, rate: float, requests: int, log: Log, now_s: float) -> None:

@@ -35,11 +35,12 @@ AT_ONCE = 32  # requests that a peer computes together
 @dataclass(frozen=True, slots=True)
 class Server:
     """command: with {port} where the port belongs. ours: Baton, which is told of the targets and so has to
-    be asked once for each."""
+    be asked once for each. says: what its output holds once it is ready; "": an answer says enough."""
 
     name: str
     command: list[str]
     scheme: str = "http"
+    says: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -48,20 +49,15 @@ class Server:
 
 
 def servers(folder: Path, threads: int) -> list[Server]:
-    """Baton's two deployments, and those peers that are there."""
-    baton = [
-        sys.executable,
-        "-m",
-        "baton.cli.main",
-        "serve",
-        "--quantization",
-        "int8-w8a8",
-        "--port",
-        "{port}",
-    ]
-    one = ["--prefill", "0", "--decode", "0", "--both", "1", "--set", f"engine.threads={threads}"]
-    pair = ["--prefill", "1", "--decode", "1", "--set", f"engine.threads={max(1, threads // 2)}"]
-    found = [Server("Baton both", [*baton, *one], "grpc"), Server("Baton 1P1D", [*baton, *pair], "grpc")]
+    """Baton's deployments, and those peers that are there."""
+    baton = [sys.executable, "-m", "baton.cli.main", "serve", "--json", "--port", "{port}"]
+    baton += ["--quantization", "int8-w8a8"]
+    found = []
+    for name, prefill, decode, both in (("both", 0, 0, 1), ("2 both", 0, 0, 2), ("1P1D", 1, 1, 0)):
+        each = max(1, threads // (prefill + decode + both))
+        nodes = ["--prefill", str(prefill), "--decode", str(decode), "--both", str(both)]
+        command = [*baton, *nodes, "--set", f"engine.threads={each}"]
+        found.append(Server(f"Baton {name}", command, "grpc", '"endpoint"'))
     for precision in ("int8", "fp32"):
         command = [
             str(python_of(folder, "openvino")),
@@ -111,7 +107,7 @@ class Running:
     async def ready(self) -> None:
         """Unavailable: it ended, or took too long."""
         deadline = time.monotonic() + READY_S
-        while not await self._answers():
+        while not (self.server.says in self._log.read_text(errors="replace") and await self._answers()):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise Unavailable(f"{self.server.name} does not answer: see {self._log}")
             await asyncio.sleep(0.5)
