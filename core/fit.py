@@ -61,7 +61,7 @@ class Fit:
 
     @property
     def theta(self) -> Vector:
-        if self._unsolved >= (1 if self.samples < SETTLED else SOLVE_EVERY):
+        if self._unsolved and (self._unsolved >= SOLVE_EVERY or self.samples < SETTLED):
             self._solve()
         return self._theta
 

@@ -29,7 +29,8 @@ class Pace:
         """A step that ran. Mixed ones say nothing about either kind."""
         if 0 < decode_rows < len(rows) or not rows:
             return
-        if not self._counts():
+        self._steps += 1
+        if not _tells(self._steps):
             return
         if decode_rows:
             self._decoded.append((decode_rows, sum(row.context for row in rows), seconds))
@@ -38,14 +39,14 @@ class Pace:
 
     def observe_steady(self, rows: int, context: int, seconds: Sequence[float]) -> None:
         """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
-        for number, each_s in enumerate(seconds):
-            if self._counts():
-                self._decoded.append((rows, context + number * rows, each_s))
-
-    def _counts(self) -> bool:
-        """Whether one more step is worth a look."""
-        self._steps += 1
-        return self._steps <= THIN_AFTER or self._steps % THIN_OUT == 0
+        first, self._steps = self._steps + 1, self._steps + len(seconds)
+        self._decoded.extend(
+            [
+                (rows, context + number * rows, each_s)
+                for number, each_s in enumerate(seconds)
+                if _tells(first + number)
+            ]
+        )
 
     @property
     def token_s(self) -> float:
@@ -67,3 +68,8 @@ class Pace:
             return round(left_s / slope_s) if slope_s > 0.0 else 1 << 30
         # slope n + pair n^2 / 2 = left
         return int((math.sqrt(slope_s**2 + 2.0 * pair_s * left_s) - slope_s) / pair_s)
+
+
+def _tells(step: int) -> bool:
+    """Whether the n-th step is worth a look."""
+    return step <= THIN_AFTER or step % THIN_OUT == 0

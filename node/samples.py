@@ -28,8 +28,8 @@ class StepSamples:
 
     def add_steady(self, rows: int, context: int, seconds: Sequence[float]) -> None:
         """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
-        for number in range(max(0, len(seconds) - KEEP), len(seconds)):
-            self._decode.append((rows, context + number * rows, seconds[number]))
+        contexts = range(context, context + rows * len(seconds), rows)
+        self._decode.extend([(rows, there, each_s) for there, each_s in zip(contexts, seconds, strict=True)])
 
     def take(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
         prefill, decode = tuple(self._prefill), tuple(self._decode)

@@ -28,6 +28,11 @@ class Group:
         self.prefills: Order[Node] = Order()
         self.decodes: Order[Node] = Order()
 
+    def suits(self, node: Node) -> bool:
+        info = node.info
+        same = info.fingerprint is self.fingerprint or info.fingerprint == self.fingerprint
+        return same and info.max_model_len == self.max_model_len
+
     def place(self, node: Node) -> None:
         if node.may_prefill:
             self.prefills.put(node, node.prefill_free_s, node.number)
@@ -89,19 +94,27 @@ class Board:
             return
         touched, self._touched = self._touched, {}
         for node in touched:
-            which = (node.info.fingerprint, node.info.max_model_len)
-            group = self._groups.get(which)
-            if group is None:
-                group = self._groups[which] = Group(*which)
-            old = self._group.get(node)
-            if old is not None and old is not group:
-                old.remove(node)
-            self._group[node] = group
+            group = self._group.get(node)
+            if group is None or not group.suits(node):
+                group = self._move(node, group)
             group.place(node)
             speed = node.prefill_share / node.cost.prefill_token_s() if node.may_prefill else None
             self._set_speed(node, speed)
 
+    def _move(self, node: Node, old: Group | None) -> Group:
+        """To the group of its kind."""
+        which = (node.info.fingerprint, node.info.max_model_len)
+        group = self._groups.get(which)
+        if group is None:
+            group = self._groups[which] = Group(*which)
+        if old is not None:
+            old.remove(node)
+        self._group[node] = group
+        return group
+
     def _set_speed(self, node: Node, speed: float | None) -> None:
+        if self._speed.get(node) == speed:
+            return
         self._speeds -= self._speed.pop(node, 0.0)
         if speed is not None:
             self._speed[node] = speed

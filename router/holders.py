@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from baton.router.prefix_view import NodePrefixes, PromptKeys
@@ -25,9 +25,14 @@ class Holders(Generic[N]):
         return key in self._one
 
     def change(
-        self, node: N, view: NodePrefixes, stored: Iterable[bytes], removed: Iterable[bytes], *, reset: bool
+        self, node: N, view: NodePrefixes, stored: Sequence[bytes], removed: Sequence[bytes], *, reset: bool
     ) -> None:
         """As NodePrefixes.change, for `view` and the index together."""
+        if not reset and not removed:
+            view.stored.update(stored)
+            for key in stored:
+                self._add(key, node)
+            return
         gone = view.stored if reset else set[bytes]()
         stored, removed = tuple(stored), tuple(removed)
         view.change(stored, removed, reset=reset)

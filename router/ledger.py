@@ -99,7 +99,7 @@ class Ledger:
     @property
     def tightest_s(self) -> float | None:
         """The least target of all entries."""
-        return min(self.targets, default=None)
+        return min(self.targets) if self.targets else None
 
     def reported(self, now: float, lag_s: float) -> None:
         """A report arrived: what the node knew `lag_s` ago is in it."""

@@ -102,8 +102,9 @@ class Node:
     @property
     def prefill_share(self) -> float:
         """Of its time that goes to prompts, where it keeps what it decodes inside their tightest target."""
-        rows, tightest_s = self.decode_rows, self.decode.tightest_s
-        if tightest_s is None or not rows or not self.decodes:
+        if not self.decodes or (tightest_s := self.decode.tightest_s) is None:
+            return 1.0
+        if not (rows := self.decode_rows):
             return 1.0
         return max(LEAST_SHARE, 1.0 - self.cost.decode_mean_s(rows, self.context_tokens) / tightest_s)
 

@@ -21,7 +21,7 @@ from baton.sim.hub import Hub
 from baton.sim.sampling import run, token
 from baton.sim.spec import NodeSpec
 
-MAX_LEAP = 16  # a leap that is cut short was computed in vain
+MAX_LEAP = 32  # a leap that is cut short was computed in vain
 MIN_NOISE = 0.2
 NOISE_TURNS = 4093
 _dice = Random(NOISE_TURNS)
@@ -63,6 +63,11 @@ class Engine:
     def running(self) -> bool:
         """A step is under way."""
         return bool(self._ends)
+
+    @property
+    def age_s(self) -> float:
+        """Since the core last read its mail: when the step under way began."""
+        return self._clock.now - (self._ends[0] - self._seconds[0]) if self._ends else 0.0
 
     def post(self, command: Command) -> None:
         """It is read at the next turn, which is now if no step is under way."""
