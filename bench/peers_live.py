@@ -17,7 +17,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ from baton.runtime.cpus import usable_cpus
 ATTAINMENT = 0.9
 TTFT_S = 2.0
 TPOTS_S = (0.100, 0.050, 0.025)
-WANTED = (2.0, 2.5, 5.0)  # our goodput against the best peer's
+WANTED = {0.100: 2.0, 0.050: 2.5, 0.025: 5.0}  # our goodput against the best peer's
 LATE_S = 0.1  # of the generator: a twentieth of the TTFT target, a sixtieth of it per token
 LIMITS = Limits(timeout_s=60.0, drain_s=TTFT_S + OUTPUT_TOKENS * TPOTS_S[0])  # what ends later has missed
 GENERATOR_FIRST = 3  # of that much lower niceness than the servers: late requests are nobody's figures
@@ -66,7 +66,7 @@ class Comparison:
         self._options = options
         self._salt = int(time.time() * 1e3)
         self._turns = 0
-        self.goals = [Slo(TTFT_S, tpot_s) for tpot_s in TPOTS_S]
+        self.goals = [Slo(TTFT_S, tpot_s) for tpot_s in options.tpots]
         self.contenders: list[Contender] = []
 
     async def start(self, chosen: list[Server]) -> None:
@@ -151,6 +151,10 @@ def _before_others(pid: int, nice: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
 
 
+def _ms(goal: Slo) -> float:
+    return (goal.tpot_s or 0.0) * 1e3
+
+
 def _quiet(name: str, rate: float, requests: int, log: Log, now_s: float) -> None:
     pass
 
@@ -160,24 +164,24 @@ def _told(name: str, goal: Slo, done: Run) -> str:
     ttft, tpot = summary.ttft_s.p90 or 0.0, (summary.tpot_s.p90 or 0.0) * 1e3
     ended = "" if done.stopped_s is None else f", ended at {done.stopped_s:.0f} s"
     kept = f"{summary.goodput.attainment:4.0%} of {summary.requests:3}"
-    asked = f"{name:16} {done.rate:5.2f}/s round {done.round + 1}, TPOT {(goal.tpot_s or 0) * 1e3:3.0f} ms"
+    asked = f"{name:16} {done.rate:5.2f}/s round {done.round + 1}, TPOT {_ms(goal):3.0f} ms"
     late = f", {done.invalid}" if done.invalid else ""
     return f"{asked}: {kept} (P90 {ttft:.2f} s, {tpot:.1f} ms){ended}{late}"
 
 
-def table(names: list[str], found: dict[str, list[Found]], ours: set[str]) -> Table:
+def table(goals: Sequence[Slo], names: list[str], found: dict[str, list[Found]], ours: set[str]) -> Table:
     """found: by server, its answers by target, from loose to tight."""
     title = f"highest requests/s with {ATTAINMENT:.0%} within TTFT <= {TTFT_S:g} s and TPOT"
     shown = Table(title=f"{title}; {usable_cpus()} cores")
     shown.add_column("")
-    for tpot_s in TPOTS_S:
-        shown.add_column(f"<= {tpot_s * 1e3:g} ms", justify="right")
+    for goal in goals:
+        shown.add_column(f"<= {_ms(goal):g} ms", justify="right")
     for name in names:
         shown.add_row(name, *map(cell, found[name]))
     shown.add_section()
-    ratios = [ratio(names, found, ours, place) for place in range(len(TPOTS_S))]
+    ratios = [ratio(names, found, ours, place) for place in range(len(goals))]
     shown.add_row("our best / best peer", *ratios)
-    shown.add_row("wanted", *(f"{wanted:g}" for wanted in WANTED))
+    shown.add_row("wanted", *(f"{WANTED.get(goal.tpot_s or 0, 0):g}" for goal in goals))
     return shown
 
 
@@ -205,6 +209,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="runs at a rate, with other arrivals each")
     parser.add_argument("--precision", type=float, default=0.1, help="of the rates: 0.1 for 10 %%")
     parser.add_argument("--start", default="1", help="rates to begin with: 1, or baton=3,openvino=2,1")
+    parser.add_argument("--tpots", type=float, nargs="+", default=TPOTS_S, help="targets, loose to tight")
     parser.add_argument("--nice", type=int, default=0, help="of all servers: below 0 before other work")
     return parser.parse_args()
 
@@ -232,7 +237,7 @@ async def compare(options: argparse.Namespace) -> None:
         await comparison.search()
     finally:
         await comparison.close()
-    show(comparison, options.out)
+        show(comparison, options.out)
 
 
 def show(comparison: Comparison, folder: Path) -> None:
@@ -241,12 +246,12 @@ def show(comparison: Comparison, folder: Path) -> None:
     found = {each.name: each.hunt.found(each.name) for each in comparison.contenders}
     for goal in comparison.goals:
         results = comparison.results(goal)
-        stem = folder / f"tpot-{(goal.tpot_s or 0) * 1e3:g}ms"
+        stem = folder / f"tpot-{_ms(goal):g}ms"
         write(results, stem.with_suffix(".json.gz"))
         stem.with_suffix(".html").write_text(report.page_of(results), encoding="utf-8")
     said = {name: [cell(each) for each in found[name]] for name in names}
     (folder / "table.json").write_text(json.dumps(said, indent=1))
-    Console(width=120).print(table(names, found, ours))
+    Console(width=120).print(table(comparison.goals, names, found, ours))
 
 
 def main() -> None:
