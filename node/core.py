@@ -234,6 +234,8 @@ class NodeCore:
         self._steps += 1
         self._samples.add(self._rows, self._decode_rows, output.duration_s)
         self._pace.observe(self._rows, self._decode_rows, output.duration_s)
+        if (part := self._pace.decode_part(self._rows, self._decode_rows, output.duration_s)) is not None:
+            self._samples.add_decode(part)
         if self._decode_rows < len(self._rows):
             self.prefill.set_pace(self._pace.token_s)
         outputs = {row.seq: row for row in output.rows}

@@ -13,6 +13,8 @@ from baton.node.samples import KEEP, Sample, as_one_chunk
 THIN_AFTER = 64  # steps measured, from which on every THIN_OUT-th tells enough
 THIN_OUT = 8
 QUANTILE = 0.8  # so many of the steps are to keep the limit
+FEW = 16  # decode steps without prompts; as long as there were fewer, those with prompts must tell
+LEAST_PART = 0.1  # of a mixed step's time is decode's, whatever its prompt tokens are thought to take
 
 
 class Pace:
@@ -23,12 +25,14 @@ class Pace:
     def __init__(self) -> None:
         self._cost = FittedCost()
         self._steps = 0
+        self._alone = 0  # decode steps without prompts
         self._decoded: deque[Sample] = deque(maxlen=KEEP)
 
     def observe(self, rows: Sequence[Row], decode_rows: int, seconds: float) -> None:
-        """A step that ran. Mixed ones say nothing about either kind."""
+        """A step that ran. Of mixed ones, see `decode_part`."""
         if 0 < decode_rows < len(rows) or not rows:
             return
+        self._alone += decode_rows > 0
         self._steps += 1
         if not _tells(self._steps):
             return
@@ -37,8 +41,22 @@ class Pace:
         else:
             self._cost.observe_prefill(*as_one_chunk(rows), seconds)
 
+    def decode_part(self, rows: Sequence[Row], decode_rows: int, seconds: float) -> Sample | None:
+        """What decode took of a mixed step, by what its prompt tokens usually add; observed, too. None: other
+        steps told enough. A node that gets work faster than it does it runs no others from the first on."""
+        if not 0 < decode_rows < len(rows) or self._alone >= FEW or not self._cost.samples[0]:
+            return None
+        tokens, before = as_one_chunk(rows[decode_rows:])
+        _, each_s, pair_s = self._cost.as_prior().prefill
+        added_s = each_s * tokens + pair_s * tokens * (before + tokens / 2)
+        context = sum(row.context for row in rows[:decode_rows])
+        sample = (decode_rows, context, max(seconds - added_s, LEAST_PART * seconds))
+        self._decoded.append(sample)
+        return sample
+
     def observe_steady(self, rows: int, context: int, seconds: Sequence[float]) -> None:
         """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
+        self._alone += len(seconds)
         first, self._steps = self._steps + 1, self._steps + len(seconds)
         self._decoded.extend(
             [

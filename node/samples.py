@@ -1,4 +1,4 @@
-"""Step times by kind of work, for the routers' cost models. Mixed steps say nothing about either kind."""
+"""Step times by kind of work, for the routers' cost models. What mixed steps tell is up to `node.pace`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class StepSamples:
         """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
         contexts = range(context, context + rows * len(seconds), rows)
         self._decode.extend([(rows, there, each_s) for there, each_s in zip(contexts, seconds, strict=True)])
+
+    def add_decode(self, sample: Sample) -> None:
+        """(rows, context tokens, seconds) of a step's decode."""
+        self._decode.append(sample)
 
     def take(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
         prefill, decode = tuple(self._prefill), tuple(self._decode)

@@ -141,3 +141,17 @@ def test_long_contexts_make_smaller_chunks() -> None:
             pace._cost.observe_prefill(tokens, context, seconds)
     fresh, deep = pace.prompt_tokens((), 0.05, 0), pace.prompt_tokens((), 0.05, 4000)
     assert 1.2 * deep < fresh
+
+
+def test_a_node_that_never_decodes_alone_learns_its_pace_all_the_same() -> None:
+    """From its first step on prompts wait: no step is of decode alone, and still the target is kept."""
+    node = Node()
+    node.slower = 10.0  # than what is thought of it at first
+    for i in range(4):
+        node.add(f"w{i}", 400, Slo(tpot_s=0.2))
+    for i in range(60):
+        node.add(f"p{i}", 300, Slo(tpot_s=0.2))
+    steps = [node.step() for _ in range(60)]
+    assert sum(decode > 0 and not tokens for decode, tokens, _ in steps) == 0, "decode ran alone"
+    late = [seconds for decode, _, seconds in steps[20:] if decode]
+    assert sum(late) / len(late) < 0.2
