@@ -12,6 +12,8 @@ OFFSET = 3  # ids 0, 1, 2 are special: padding, BOS, EOS
 class ByteTokenizer:
     """Token OFFSET + b is the byte b. Special tokens write themselves as <i> where they are not skipped."""
 
+    longest_token = 1
+
     def __init__(self) -> None:
         special: list[bytes | None] = [b"<%d>" % i for i in range(OFFSET)]
         self._table = ByteTable([*special, *(bytes([b]) for b in range(256))])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from baton.core.errors import InvalidArgument, NotFound
+from baton.core.errors import InvalidArgument, NotFound, PromptTooLong
 from baton.core.model import ModelInfo
 from baton.core.request import MAX_SEED, Request
 from baton.core.slices import slices
@@ -35,7 +35,11 @@ class Limits:
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that prompts need."""
+    """The part of a tokenizer that prompts need. longest_token: bytes of text that a token spells at most;
+    None: not known."""
+
+    @property
+    def longest_token(self) -> int | None: ...
 
     def encode(self, text: str) -> Sequence[int]: ...
 
@@ -91,7 +95,11 @@ def prepare(
     choices = checks.whole("n", msg.n, 1, limits.max_choices) if msg.HasField("n") else 1
     stop = _stop(msg, limits)
     given = msg.WhichOneof("input")
-    prompt = msg.token_ids.ids if given == "token_ids" else encode_input(msg, encoder, limits)
+    if given == "token_ids":
+        prompt: Sequence[int] = msg.token_ids.ids
+    else:
+        _check_text(msg, model, encoder)
+        prompt = encode_input(msg, encoder, limits)
     request = _request(msg, codec.ids_from_proto(prompt), model, internal_id)
     _check_size(request, msg.sampling.ByteSize(), limits)
     seed = request.sampling.seed
@@ -106,6 +114,18 @@ def prepare(
         text=msg.text if given == "text" else None,
         piece_bytes=limits.piece_bytes,
     )
+
+
+def _check_text(msg: pb.GenerateRequest, model: ModelInfo, encoder: Encoder) -> None:
+    """Refuse at once what no number of tokens within the context could spell: tokenizing it takes a while."""
+    text = (
+        len(msg.text) if msg.WhichOneof("input") == "text" else sum(len(m.content) for m in msg.chat.messages)
+    )
+    if encoder.longest_token is not None and text > encoder.longest_token * model.max_model_len:
+        raise PromptTooLong(
+            f"has {text} characters, which are more tokens than the model's limit of {model.max_model_len}",
+            field="prompt",
+        )
 
 
 def _request(msg: pb.GenerateRequest, prompt: tuple[int, ...], model: ModelInfo, internal_id: str) -> Request:

@@ -10,15 +10,15 @@ from tokenizers import Tokenizer
 from baton.core.errors import InvalidArgument
 from baton.router.text.chat import ROLES, ChatTemplate, Guard
 from baton.router.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from baton.router.text.shield import ShieldedTokenizer
+from baton.router.text.shield import ShieldedTokenizer, encoded
 from baton.router.text.source import TokenizerSource
-from baton.router.text.tables import byte_table
+from baton.router.text.tables import byte_table, longest_token
 
 
 class TextCodec:
     """bos_token_id: None where the model has none. eos_token_ids: ids that end a text. special_ids: control
     tokens, left out of the text by skip_special. vocab_size: ids known here (a model's may be padded
-    beyond)."""
+    beyond). longest_token: bytes of text that a token spells at most; None: not known."""
 
     def __init__(self, source: TokenizerSource) -> None:
         tokenizer = source.tokenizer
@@ -34,6 +34,7 @@ class TextCodec:
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self._before, self._after = _affixes(tokenizer)
         self._set_bos(source.add_bos)
+        self.longest_token = longest_token(tokenizer)
         self._source = source
         self._plain_table = byte_table(tokenizer)
         self._text_table = self._plain_table.without(self.special_ids) if self._plain_table else None
@@ -41,8 +42,7 @@ class TextCodec:
     def encode(self, text: str) -> list[int]:
         """Special-token text becomes control ids, and BOS is put before it if the tokenizer is set to do
         so."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return [*self._before, *ids, *self._after]
+        return [*self._before, *encoded(self._tokenizer, text), *self._after]
 
     def encode_chat(self, messages: Sequence[tuple[str, str]], *, continue_final: bool = False) -> list[int]:
         """Token ids of (role, content) messages under the model's chat template.
@@ -113,8 +113,7 @@ class TextCodec:
     def _encode_rendered(self, rendered: str) -> list[int]:
         pieces = self._guard.split(rendered)
         if "".join(text + special for text, special in pieces) == rendered:
-            ids: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
-            return ids
+            return encoded(self._tokenizer, rendered)
         return self._shield.encode(pieces)
 
     def _decode_known(self, ids: Sequence[int], skip_special: bool) -> str:

@@ -10,6 +10,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 
+def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text, nothing added. By the call for batches: the one for single texts keeps all other
+    threads of the process waiting."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
 class ShieldedTokenizer:
     """Encodes text in which special tokens are given apart from it, with the ids and the splitting of the
     original: the twin's special tokens are the same entries under secret names, so their usual text is
@@ -31,8 +38,7 @@ class ShieldedTokenizer:
     def encode(self, pieces: Sequence[tuple[str, str]]) -> list[int]:
         """pieces: (plain text, special token that follows it or "")."""
         text = "".join(plain + (self._secret[special] if special else "") for plain, special in pieces)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return encoded(self._tokenizer, text)
 
 
 def _rename_in_model(model: dict[str, Any], secret: dict[str, str]) -> None:

@@ -24,6 +24,18 @@ def byte_table(tokenizer: Tokenizer) -> ByteTable | None:
     return _replace_table(_tokens(tokenizer), rest, fallback)
 
 
+def longest_token(tokenizer: Tokenizer) -> int | None:
+    """Bytes of text that one token spells at most; None where a token may stand for any amount of text: what
+    is unknown, stripped, or normalized away."""
+    if tokenizer.normalizer is not None or [step["type"] for step in _steps(tokenizer)] != ["ByteLevel"]:
+        return None
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.rstrip for token in added) or not _alphabet().keys() <= vocab.keys():
+        return None
+    return max(len(_byte_level(token)) for token in vocab)
+
+
 def _steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     if tokenizer.decoder is None:
         return []
