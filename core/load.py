@@ -26,8 +26,8 @@ class LoadReport:
 
     waiting/running: requests. waiting_tokens: prompt tokens not yet prefilled; waiting_work: their attention,
     the sum over those prompts of tokens x (context before them + tokens / 2). blocks count KV blocks;
-    free includes idle cached ones. context_tokens: KV tokens the decode batch attends to. The *_s figures
-    are the node's own fits of its recent steps, None until measured.
+    free includes idle cached ones. context_tokens: KV tokens the decode batch attends to. age_s: how
+    long before it was sent all this was so: what came since then is not in it, and time has passed.
     """
 
     seq: int
@@ -46,6 +46,7 @@ class LoadReport:
     quarantined: int = 0
     max_running: int = 0
     steps: int = 0
+    age_s: float = 0.0
     prefill_samples: tuple[
         tuple[int, int, float], ...
     ] = ()  # (new tokens, context tokens, seconds) since last

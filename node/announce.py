@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -74,12 +75,13 @@ class _Router:
         self._options = options
         self._news = asyncio.Event()
         self._load: LoadReport | None = None
+        self._loaded_s = 0.0
         self._prefill: deque[tuple[int, int, float]] = deque(maxlen=KEEP_SAMPLES)
         self._decode: deque[tuple[int, int, float]] = deque(maxlen=KEEP_SAMPLES)
         self._transfer: deque[tuple[int, float]] = deque(maxlen=KEEP_SAMPLES)
 
     def changed(self, load: LoadReport) -> None:
-        self._load = load
+        self._load, self._loaded_s = load, time.monotonic()
         self._prefill.extend(load.prefill_samples)
         self._decode.extend(load.decode_samples)
         self._news.set()
@@ -147,6 +149,7 @@ class _Router:
         assert self._load is not None
         load = replace(
             self._load,
+            age_s=time.monotonic() - self._loaded_s,
             prefill_samples=tuple(self._prefill),
             decode_samples=tuple(self._decode),
             transfer_samples=tuple(self._transfer),

@@ -10,6 +10,9 @@ from baton.core.lateness import given_up
 from baton.prefill_node.jobs import Job
 from baton.prefill_node.limits import PrefillLimits
 
+MOST_MOVED = 8  # more than fit into a step
+MARGIN = 0.05  # of the time to a target is kept in hand where others go first
+
 
 class Queue:
     """By due date, work in vain last (see core.lateness); or first come, first served.
@@ -33,13 +36,32 @@ class Queue:
         by_target = sorted(by_due, key=_target_s)
         work = ((job, Work(self._work_s(job), _target_s(job), job.seq.request.priority)) for job in by_target)
         lost = given_up(work, now)
-        if not lost:
-            return by_due
         behind = sorted(lost, key=self._arrival)
-        first = [job for job in by_due if job not in lost]
-        if self._credit_tokens >= 0.0 and now - behind[0].seq.arrived_s > self._limits.late_wait_s:
+        first = self._harmless([job for job in by_due if job not in lost], now)
+        if behind and self._credit_tokens >= 0.0 and now - behind[0].seq.arrived_s > self._limits.late_wait_s:
             return [behind[0], *first, *behind[1:]]
         return first + behind
+
+    def _harmless(self, by_rank: list[Job], now: float) -> list[Job]:
+        """By due date, but for those that may go earlier, by rank, without making another one late. A prompt
+        that is under way gains rank with each chunk of others: without this they would all end late."""
+        left = sorted(by_rank, key=self._due)
+        order: list[Job] = []
+        start_s = now
+        while len(left) > 1 and len(order) < MOST_MOVED:
+            best, room_s, end_s = left[0], math.inf, start_s
+            for job in left:
+                work_s = self._work_s(job)
+                if work_s <= room_s and self._rank(job) < self._rank(best):
+                    best = job
+                end_s += work_s
+                spare_s = _target_s(job) - MARGIN * (_target_s(job) - job.seq.arrived_s) - end_s
+                if math.isfinite(spare_s):
+                    room_s = min(room_s, max(0.0, spare_s))
+            left.remove(best)
+            order.append(best)
+            start_s += self._work_s(best)
+        return order + left
 
     def spend(self, job: Job, tokens: int, now: float) -> None:
         """It gets so many in this step."""
@@ -54,6 +76,12 @@ class Queue:
 
     def _arrival(self, job: Job) -> tuple[float, int]:
         return job.seq.arrived_s + job.seq.request.priority * self._limits.priority_s, job.number
+
+    def _due(self, job: Job) -> tuple[float, int]:
+        target_s = _target_s(job)
+        if target_s == math.inf:
+            return self._rank(job)
+        return target_s + job.seq.request.priority * self._limits.priority_s, job.number
 
     def _rank(self, job: Job) -> tuple[float, int]:
         """The latest instant at which the prompt should go before newer ones."""

@@ -115,6 +115,14 @@ class Pending:
             self._tokens[True] += tokens
             self._tokens[False] -= tokens
 
+    def hopeless(self, now: float) -> list[Live]:
+        """Those that would be late even if they started now, and have shown nothing yet."""
+        return [
+            live
+            for live in self._late
+            if now + live.work_s > self._due_s(live) and not (live.output or live.request.attempt)
+        ]
+
     def heads(self, now: float, most: int) -> list[Live]:
         """The first `most` requests to try, in order."""
         first = list(islice(self, most))

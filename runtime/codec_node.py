@@ -172,6 +172,7 @@ def load_to_proto(load: LoadReport) -> pb.LoadReport:
         prefill_samples=_samples_to_proto(load.prefill_samples),
         decode_samples=_samples_to_proto(load.decode_samples),
         transfer_samples=[pb.CostSample(x=x, seconds=s) for x, s in load.transfer_samples[-MAX_SAMPLES:]],
+        age_s=load.age_s,
         **{name: getattr(load, name) for name in _LOAD_COUNTS},
     )
 
@@ -188,6 +189,7 @@ def load_from_proto(msg: pb.LoadReport) -> LoadReport:
         transfer_samples=tuple(
             (x, s) for x, _, s in _samples_from_proto("load.transfer_samples", msg.transfer_samples)
         ),
+        age_s=checks.finite("load.age_s", msg.age_s),
         **{name: getattr(msg, name) for name in _LOAD_COUNTS},
     )
 

@@ -219,6 +219,7 @@ class SimNode:
         tried, self._tried = self._tried, ((), ())
         load = replace(
             load,
+            age_s=self.engine.age_s,
             prefill_samples=tried[0] + load.prefill_samples[-most:],
             decode_samples=tried[1] + load.decode_samples[-most:],
             transfer_samples=samples[-most:],

@@ -194,6 +194,7 @@ class LoadReport(_message.Message):
     DECODE_SAMPLES_FIELD_NUMBER: _builtins.int
     TRANSFER_SAMPLES_FIELD_NUMBER: _builtins.int
     WAITING_WORK_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     role: _common_pb2.Role.ValueType
     draining: _builtins.bool
@@ -211,6 +212,8 @@ class LoadReport(_message.Message):
     steps: _builtins.int
     waiting_work: _builtins.int
     """Sum over the prompts that wait of tokens x (context before them + tokens / 2): their attention."""
+    age_s: _builtins.float
+    """How long before it was sent all this was so. What came to the node since then is not in it."""
     @_builtins.property
     def prefill_samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___CostSample]: ...
     @_builtins.property
@@ -239,10 +242,11 @@ class LoadReport(_message.Message):
         decode_samples: _abc.Iterable[Global___CostSample] | None = ...,
         transfer_samples: _abc.Iterable[Global___CostSample] | None = ...,
         waiting_work: _builtins.int = ...,
+        age_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "context_tokens", b"context_tokens", "decode_samples", b"decode_samples", "draining", b"draining", "exporting", b"exporting", "max_running", b"max_running", "prefill_samples", b"prefill_samples", "quarantined", b"quarantined", "reserved", b"reserved", "role", b"role", "running", b"running", "seq", b"seq", "steps", b"steps", "transfer_samples", b"transfer_samples", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waiting_work", b"waiting_work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "block_size", b"block_size", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "context_tokens", b"context_tokens", "decode_samples", b"decode_samples", "draining", b"draining", "exporting", b"exporting", "max_running", b"max_running", "prefill_samples", b"prefill_samples", "quarantined", b"quarantined", "reserved", b"reserved", "role", b"role", "running", b"running", "seq", b"seq", "steps", b"steps", "transfer_samples", b"transfer_samples", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waiting_work", b"waiting_work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
