@@ -15,10 +15,11 @@ TENTHS = 2.0 * math.log(9.0)  # from the lowest tenth of a logistic distribution
 
 
 class Residuals:
-    """add: O(log KEEP) and a small move. Nonsense (not positive, not finite) is ignored."""
+    """add: O(log KEEP) and a small move. Nonsense (not positive, not finite) is ignored. at_s: when that was,
+    for whoever forgets by time; never before an earlier one's."""
 
     def __init__(self) -> None:
-        self._latest: deque[float] = deque()
+        self._latest: deque[tuple[float, float]] = deque()  # (when, ratio)
         self._sorted: list[float] = []
         self._stale = False
         self._middle, self._scale = 0.0, PRIOR_SPREAD
@@ -26,15 +27,24 @@ class Residuals:
     def __len__(self) -> int:
         return len(self._latest)
 
-    def add(self, measured: float, predicted: float) -> None:
+    def add(self, measured: float, predicted: float, at_s: float = 0.0) -> None:
         if not (0.0 < measured < math.inf and 0.0 < predicted < math.inf):
             return
         ratio = measured / predicted
         if len(self._latest) == KEEP:
-            oldest = self._latest.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
-        self._latest.append(ratio)
+            self._forget_oldest()
+        self._latest.append((at_s, ratio))
         insort(self._sorted, ratio)
+        self._stale = True
+
+    def forget_before(self, at_s: float) -> None:
+        """Measurements of other times."""
+        while self._latest and self._latest[0][0] < at_s:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, ratio = self._latest.popleft()
+        del self._sorted[bisect_left(self._sorted, ratio)]
         self._stale = True
 
     def quantile(self, share: float) -> float | None:
@@ -63,6 +73,7 @@ class Residuals:
         self._stale = False
         ordered, count = self._sorted, len(self._sorted)
         if not count:
+            self._middle, self._scale = 0.0, PRIOR_SPREAD
             return
         low, middle, high = (ordered[min(count - 1, int(share * count))] for share in (0.1, 0.5, 0.9))
         weight = count / (count + PRIOR_WEIGHT)

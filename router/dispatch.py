@@ -111,6 +111,9 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
         board = state.registry.board
         usual = board.prefill_speed * state.registry.average.prefill_token_s()  # as nodes of prompts alone
         queue.triage(now, board.next_free(), usual)
+    if config.admission == "reject":
+        for late in queue.hopeless(now):
+            turn_away(state, late, predicted_wait_s(state, late, now), now, out)
     passed: dict[Live, None] = {}
     harmful = 0
     while len(passed) < config.lookahead:
@@ -119,7 +122,7 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
             return
         verdict = state.policy.choose(state.ask(live, now), state.registry)
         if isinstance(verdict, Choice):
-            if live is newcomer and _in_vain(state, live, verdict):
+            if _in_vain(state, live, verdict):
                 turn_away(state, live, max(MIN_BUSY_S, predicted_wait_s(state, live, now)), now, out)
                 continue
             if not _harmful(state, live, verdict, now):
@@ -143,11 +146,12 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
 
 
 def _in_vain(state: State, live: Live, choice: Choice) -> bool:
-    """Whether a newcomer had better come back later."""
+    """Whether it had better come back later. Not where nothing runs: if predictions are too bad, only what is
+    tried can mend them."""
     config = state.config
     if config.admission != "reject" or live.output or live.request.attempt or live.request.slo == Slo():
         return False
-    return choice.gain < config.least_chance
+    return choice.gain < config.least_chance and not (choice.prefill.idle and choice.decode.idle)
 
 
 def _harmful(state: State, live: Live, choice: Choice, now: float) -> bool:

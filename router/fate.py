@@ -24,20 +24,20 @@ FINAL_CODES = frozenset(
 def complete(state: State, live: Live, reason: FinishReason, now: float, out: list[Effect]) -> None:
     if reason is not FinishReason.CANCELLED:
         state.learn_output(len(live.output))
-        _learn_tpot(state, live)
+        _learn_tpot(state, live, now)
     _leave(state, live)
     out.append(Complete(live.id, reason, live.outcome(now)))
     out.append(_end_record(live, reason.value, now))
 
 
-def _learn_tpot(state: State, live: Live) -> None:
+def _learn_tpot(state: State, live: Live, now: float) -> None:
     attempt, tokens = live.attempt, len(live.output)
     measured_s = live.facts.tpot_s(tokens)
     if attempt is None or attempt.base or measured_s is None:  # a retry's pause is no node's pace
         return
     node = state.node(attempt.decode_id)
     if node is not None:
-        node.learn_tpot(measured_s, attempt.prediction.mean_tpot_s(tokens))
+        node.learn_tpot(measured_s, attempt.prediction.mean_tpot_s(tokens), now)
 
 
 def finish(state: State, live: Live, reason: FinishReason, now: float, out: list[Effect]) -> None:

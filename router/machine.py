@@ -181,7 +181,7 @@ class RouterMachine:
         prefill, decode = state.node(attempt.prefill_id), state.node(attempt.decode_id)
         if prefill is not None:
             prefill.prefill.done(live.id)
-            prefill.learn_ttft(now - attempt.dispatched_s, attempt.prediction.ttft_s)
+            prefill.learn_ttft(now - attempt.dispatched_s, attempt.prediction.ttft_s, now)
         if decode is not None:
             decode.decode.see(live.id, now)
         if attempt.prefill_id == attempt.decode_id or attempt.handed_off:

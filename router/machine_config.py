@@ -43,8 +43,8 @@ class RouterConfig:
     margin: float = 0.05  # that share of a target is kept in hand when the queue is sorted
     late_share: float = 0.1  # of the work done goes to requests in vain that have waited
     late_wait_s: float = 30.0  # for so long
-    admission: str = "defer"  # "reject": turn away at arrival who has less than `least_chance` of its targets
-    least_chance: float = 0.1
+    admission: str = "defer"  # "reject": turn away who has less than `least_chance` of its targets
+    least_chance: float = 0.3
     damping: float = 0.5  # how much of the decode work that will have ended by a hand-off is believed to
     ttft_s: float | None = None  # targets of requests that bring none
     tpot_s: float | None = None

@@ -19,6 +19,7 @@ from baton.router.prefix_view import NodePrefixes, PromptChains
 
 LEARN_ALL, LEARN_EVERY = 256, 8
 LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
+MEMORY_S = 60.0  # older requests tell nothing of how far predictions are off: the load may be another
 OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
 
 
@@ -113,6 +114,11 @@ class Node:
         return max(self.prefill.recent_seconds, self.prefill_free_s - now)
 
     @property
+    def idle(self) -> bool:
+        """Nothing runs or waits there, of any router."""
+        return not (self.prefill_requests or self.decode_rows or self.load.waiting)
+
+    @property
     def prefill_requests(self) -> int:
         return max(self.prefill.working, self.load.waiting + self.prefill.recent)
 
@@ -160,12 +166,12 @@ class Node:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.info.block_size)
 
-    def learn_ttft(self, measured_s: float, predicted_s: float) -> None:
+    def learn_ttft(self, measured_s: float, predicted_s: float, now: float) -> None:
         """From a dispatch to its first token."""
-        self.ttft_errors.add(measured_s + OVERHEAD_S, predicted_s + OVERHEAD_S)
+        self.ttft_errors.add(measured_s + OVERHEAD_S, predicted_s + OVERHEAD_S, now)
 
-    def learn_tpot(self, measured_s: float, predicted_s: float) -> None:
-        self.tpot_errors.add(measured_s, predicted_s)
+    def learn_tpot(self, measured_s: float, predicted_s: float, now: float) -> None:
+        self.tpot_errors.add(measured_s, predicted_s, now)
 
     def report(self, load: LoadReport, now: float, lag_s: float) -> bool:
         """Take a report in. False: it is older than what is known, and only proves that the node lives."""
@@ -180,6 +186,8 @@ class Node:
         self.prefill.reported(self.loaded_s, lag_s)
         self.decode.reported(self.loaded_s, lag_s)
         self.cost.observe(load)
+        self.ttft_errors.forget_before(now - MEMORY_S)
+        self.tpot_errors.forget_before(now - MEMORY_S)
         self.touch()
         return True
 

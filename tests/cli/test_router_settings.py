@@ -14,7 +14,7 @@ FILE = """
 router:
   order: fcfs
   slo: {ttft_s: 2.0, tpot_s: 0.1}
-  admission: {policy: reject, least_chance: 0.3}
+  admission: {policy: reject, least_chance: 0.6}
   planner: {enabled: true, every_s: 2.0, patience: 4, pause_s: 10.0, horizon_s: 60.0}
 """
 
@@ -25,7 +25,7 @@ def test_targets_order_admission_and_planner_reach_the_machine(tmp_path: Path) -
     router = load_config(path).router
     machine = machine_config(router, 0)
     assert (machine.ttft_s, machine.tpot_s, machine.order) == (2.0, 0.1, "fcfs")
-    assert (machine.admission, machine.least_chance) == ("reject", 0.3)
+    assert (machine.admission, machine.least_chance) == ("reject", 0.6)
     assert machine.planner == PlannerConfig(every_s=2.0, patience=4, pause_s=10.0, horizon_s=60.0)
     assert machine_config(router, 1).planner is None, "two planners would work against each other"
 

@@ -70,7 +70,7 @@ def test_a_tight_target_avoids_a_node_whose_predictions_do_not_hold() -> None:
     erratic = bench.machine._state.registry.get("p2")
     assert erratic is not None
     for i in range(64):
-        erratic.learn_ttft(0.3 if i % 2 else 0.9, 0.3)
+        erratic.learn_ttft(0.3 if i % 2 else 0.9, 0.3, bench.now)
     bench.report("p1", load(Role.PREFILL, 3, waiting_tokens=30))
     [loose] = of(Dispatch, bench.arrive("loose", prompt=300, slo=Slo(ttft_s=9.0)))
     bench.step(Cancelled("loose"))
@@ -217,3 +217,43 @@ def test_admission_looks_at_decode_as_it_will_be() -> None:
     [reject] = of(Reject, bench.arrive("slow", slo=Slo(tpot_s=0.04)))
     assert reject.error.code is Code.RESOURCE_EXHAUSTED
     assert of(Dispatch, bench.arrive("fine", slo=Slo(tpot_s=0.2)))
+
+
+def test_what_waits_is_turned_away_once_it_cannot_be_on_time() -> None:
+    bench = bench_of(RouterConfig(admission="reject", max_node_wait_s=0.0), P, D)
+    for i in range(3):
+        bench.arrive(f"r{i}", prompt=1000)
+    assert not of(Reject, bench.arrive("hopes", prompt=100, slo=Slo(ttft_s=4.0)))
+    bench.now += 5.0
+    rejects = of(Reject, bench.report("p", load(Role.PREFILL, 3, waiting=3, waiting_tokens=3000)))
+    assert [reject.request_id for reject in rejects] == ["hopes"]
+    assert rejects[0].error.code is Code.RESOURCE_EXHAUSTED
+    assert rejects[0].error.retry_after_s is not None
+
+
+def slow_so_far(bench: Bench) -> None:
+    """Under an overload tokens came ten times later than predicted."""
+    for name in ("p", "d"):
+        known = bench.machine._state.registry.get(name)
+        assert known is not None
+        for _ in range(64):
+            known.learn_tpot(0.2, 0.02, bench.now)
+            known.learn_ttft(3.0, 0.3, bench.now)
+
+
+def test_an_idle_node_takes_a_request_whatever_became_of_earlier_ones() -> None:
+    bench = bench_of(RouterConfig(admission="reject"), P, D)
+    slow_so_far(bench)
+    slo = Slo(ttft_s=0.5, tpot_s=0.05)
+    assert of(Dispatch, bench.arrive("probe", slo=slo))
+    assert of(Reject, bench.arrive("second", slo=slo))
+
+
+def test_what_came_of_an_overload_is_forgotten() -> None:
+    bench = bench_of(RouterConfig(admission="reject"), P, D)
+    slow_so_far(bench)
+    bench.now += 61.0
+    bench.report("p", load(Role.PREFILL, 3))
+    bench.report("d", load(Role.DECODE, 3))
+    for i in range(3):
+        assert of(Dispatch, bench.arrive(f"r{i}", slo=Slo(ttft_s=0.5, tpot_s=0.05)))
