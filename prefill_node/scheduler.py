@@ -129,6 +129,8 @@ class PrefillScheduler:
                 continue
             grants[job] = min(job.seq.remaining, self._limits.chunk_tokens, left)
             left -= grants[job]
+            if grants[job] == job.seq.remaining and sum(grants.values()) >= self._limits.enough_tokens:
+                left = 0  # more would only keep its first token waiting
         for job, granted in grants.items():  # what nobody else wants
             extra = min(job.seq.remaining - granted, left)
             grants[job] += extra

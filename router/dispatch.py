@@ -122,10 +122,11 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
             return
         verdict = state.policy.choose(state.ask(live, now), state.registry)
         if isinstance(verdict, Choice):
-            if _in_vain(state, live, verdict):
+            in_vain = _in_vain(state, live, verdict, now)
+            if in_vain and (verdict.whole or verdict.slow > verdict.late):
                 turn_away(state, live, max(MIN_BUSY_S, predicted_wait_s(state, live, now)), now, out)
                 continue
-            if not _harmful(state, live, verdict, now):
+            if not (in_vain or _harmful(state, live, verdict, now)):
                 send(state, live, verdict, now, out)
                 continue
             harmful += 1
@@ -145,13 +146,16 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
         passed[live] = None
 
 
-def _in_vain(state: State, live: Live, choice: Choice) -> bool:
-    """Whether it had better come back later. Not where nothing runs: if predictions are too bad, only what is
-    tried can mend them."""
+def _in_vain(state: State, live: Live, choice: Choice, now: float) -> bool:
+    """Whether it had better come back later; or, where other nodes may have room soon, wait for them. Not
+    where nothing runs: if predictions are too bad, only what is tried can mend them."""
     config = state.config
     if config.admission != "reject" or live.output or live.request.attempt or live.request.slo == Slo():
         return False
-    return choice.gain < config.least_chance and not (choice.prefill.idle and choice.decode.idle)
+    if not choice.whole and now - live.facts.arrived_s > config.late_wait_s:
+        return False
+    hope = choice.gain if choice.whole else (1.0 - choice.late) * (1.0 - choice.slow)
+    return hope < config.least_chance and not (choice.prefill.idle and choice.decode.idle)
 
 
 def _harmful(state: State, live: Live, choice: Choice, now: float) -> bool:
@@ -218,9 +222,10 @@ def _book(live: Live, choice: Choice, now: float) -> None:
     prefill.prefill.put(live.id, Work(prediction.prefill_s, tokens, seen_s=now))
     decode.decode.put(live.id, Work(0.0, tokens, decode.blocks_for(tokens + 1), tpot_s=tpot_s))
     if prefill is not decode:
-        sent_s = now + prediction.ttft_s + prediction.transfer_s
-        prefill.sending_until_s = max(prefill.sending_until_s, sent_s)
-        decode.receiving_until_s = max(decode.receiving_until_s, sent_s)
+        lacking = tokens - live.chains.matched_tokens(decode.prefixes)
+        sends_s = prefill.cost.transfer_s(lacking * prefill.info.kv_bytes_per_token).mean_s
+        prefill.sending_until_s = max(prefill.sending_until_s, now) + sends_s
+        decode.receiving_until_s = max(decode.receiving_until_s, now) + sends_s
 
 
 def give_up_waiting(state: State, live: Live, now: float, out: list[Effect]) -> None:

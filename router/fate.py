@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.core.errors import BatonError, Code, DeadlineExceeded, ResourceExhausted, error_for
+from baton.core.load import Role
 from baton.core.request import FinishReason
 from baton.router.events import CancelOn, Complete, Effect, Record, Reject
 from baton.router.live import Attempt, Live
@@ -37,7 +38,10 @@ def _learn_tpot(state: State, live: Live, now: float) -> None:
         return
     node = state.node(attempt.decode_id)
     if node is not None:
-        node.learn_tpot(measured_s, attempt.prediction.mean_tpot_s(tokens), now)
+        predicted_s, target_s = attempt.prediction.mean_tpot_s(tokens), live.request.slo.tpot_s
+        if node.load.role is Role.BOTH and target_s is not None and measured_s <= target_s:
+            measured_s = min(measured_s, predicted_s)  # what the target leaves, it gives to prompts
+        node.learn_tpot(measured_s, predicted_s, now)
 
 
 def finish(state: State, live: Live, reason: FinishReason, now: float, out: list[Effect]) -> None:

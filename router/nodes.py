@@ -18,6 +18,7 @@ from baton.router.ledger import Ledger
 from baton.router.prefix_view import NodePrefixes, PromptChains
 
 LEARN_ALL, LEARN_EVERY = 256, 8
+KEPT = 0.9  # of a TPOT target is what nodes use
 LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
 MEMORY_S = 60.0  # older requests tell nothing of how far predictions are off: the load may be another
 OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
@@ -52,7 +53,7 @@ class Node:
         self.cost = cost
         self.prefill = Ledger(self.touch)
         self.decode = Ledger(self.touch)
-        self.sending_until_s = self.receiving_until_s = now  # its link, by our own predictions
+        self.sending_until_s = self.receiving_until_s = now  # its link, were it never to wait for work
         self.ttft_errors = Residuals()
         self.tpot_errors = Residuals()
         self.prefixes = NodePrefixes(info.block_size, info.fingerprint.weights)
@@ -107,7 +108,9 @@ class Node:
             return 1.0
         if not (rows := self.decode_rows):
             return 1.0
-        return max(LEAST_SHARE, 1.0 - self.cost.decode_mean_s(rows, self.context_tokens) / tightest_s)
+        return max(
+            LEAST_SHARE, 1.0 - self.cost.decode_mean_s(rows, self.context_tokens) / (KEPT * tightest_s)
+        )
 
     def prefill_queue_s(self, now: float) -> float:
         """Predicted seconds of prompt work ahead of a newcomer."""

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 from baton.router.ask import Ask
 from baton.router.events import Prediction
 from baton.router.nodes import Node, Registry
-from baton.router.shortlist import Allowed, Kind, allowed, candidates, kinds, may_serve
+from baton.router.shortlist import NEAREST, Allowed, Kind, allowed, candidates, kinds, may_serve
 
 __all__ = ["Ask", "Blocked", "Choice", "DecodeLeg", "Policy", "PrefillLeg", "Scored", "Why", "eligible"]
 
@@ -93,7 +93,8 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """gain: see Scored. pairs: how many were compared."""
+    """gain: see Scored. late, slow: the chances that its first token is, that its tokens are. pairs: how many
+    were compared. whole: no prefill node was left out for lack of room."""
 
     prefill: Node
     decode: Node
@@ -101,6 +102,9 @@ class Choice:
     score_s: float
     pairs: int
     gain: float = 1.0
+    late: float = 0.0
+    slow: float = 0.0
+    whole: bool = True
 
 
 Filter = Callable[[Ask, Node], bool]
@@ -146,8 +150,17 @@ class Policy:
         if not close:
             return Blocked(Why.NO_ROOM)
         best = self.pick(ask, close)
+        most = sum(len(group.prefills) for kind in found for group in kind.prefills)
         return Choice(
-            best.prefill.node, best.decode.node, _prediction(best), best.score_s, compared, best.gain
+            best.prefill.node,
+            best.decode.node,
+            _prediction(best),
+            best.score_s,
+            compared,
+            best.gain,
+            best.prefill.late,
+            best.decode.slow,
+            whole=len(prefills) >= min(most, NEAREST),
         )
 
     def _open(self, ask: Ask, registry: Registry, found: list[Kind], leg: str) -> list[Node]:

@@ -66,7 +66,11 @@ def _prefill_limits(spec: NodeSpec, cluster: ClusterSpec, role: Role) -> Prefill
         max_exporting_share=0.5 if role is Role.BOTH else 1.0,
         token_s=profile.prompt_token_s,
     )
-    return replace(limits, order="fcfs", priority_s=0.0) if cluster.fcfs else limits
+    return (
+        replace(limits, order="fcfs", priority_s=0.0, enough_tokens=profile.max_batch_tokens)
+        if cluster.fcfs
+        else limits
+    )
 
 
 def node_info(spec: NodeSpec, incarnation: str, core: NodeCore) -> NodeInfo:
