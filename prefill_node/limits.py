@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class PrefillLimits:
     """Bounds of the prompt phase.
 
-    max_model_len: prompt and output, tokens. max_batch_tokens: of one step. enough_tokens: so many
-    cost little more per token than a full step's, so it ends with a prompt that ends. chunk_tokens: most
-    tokens of one prompt in a step while others want some too. max_waiting: queued requests. max_running: prompts
-    in computation. max_exporting, max_exporting_share: prefilled sequences held for their hand-off, and the
+    max_model_len: prompt and output, tokens. max_batch_tokens: of one step. enough_tokens: so many cost
+    little more per token than a full step's, so it ends with a prompt that ends. chunk_tokens: most tokens of
+    one prompt in a step while others want some too. max_waiting: queued requests. max_running: prompts in
+    computation. max_exporting, max_exporting_share: prefilled sequences held for their hand-off, and the
     share of the pool that they may hold; at either no new export starts (below 1 where decode shares the
     pool). max_bypass: how many later prompts may start before one that waits for blocks. token_s: predicted
     seconds per prompt token, until steps were measured. order: "slack" or "fcfs". patience: a prompt may be
