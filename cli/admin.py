@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from rich.table import Table
 
 from baton.cli.deployments import find_endpoint
@@ -39,15 +41,19 @@ def cluster(
         return
     table = Table("node", "role", "state", "running", "waiting", "blocks used", "address", box=None)
     for node in whole.nodes:
-        load = node.load
-        used = f"{load.blocks_total - load.blocks_free}/{load.blocks_total}"
         who = node.registration
-        table.add_row(
-            who.node_id, role_of(node), node.state, str(load.running), str(load.waiting), used, who.address
-        )
+        table.add_row(who.node_id, role_of(node), node.state, *figures(node), who.address)
     answers.print(table)
     for router_id, state in states.items():
         answers.print(f"{state.queued} queued, {state.in_flight} in flight at router {router_id}")
+
+
+def figures(node: pb.NodeState) -> tuple[str, str, str]:
+    """Running, waiting, blocks used. Of a lost node nobody knows them any more."""
+    load = node.load
+    if node.state == "lost":
+        return ("-", "-", "-")
+    return str(load.running), str(load.waiting), f"{load.blocks_total - load.blocks_free}/{load.blocks_total}"
 
 
 def _whole(whole: pb.GetClusterResponse, states: dict[str, pb.GetClusterResponse]) -> dict[str, Any]:
@@ -56,7 +62,22 @@ def _whole(whole: pb.GetClusterResponse, states: dict[str, pb.GetClusterResponse
         {"router_id": router_id, "queued": state.queued, "in_flight": state.in_flight}
         for router_id, state in states.items()
     ]
-    return MessageToDict(whole, preserving_proto_field_name=True) | {"routers": parts}
+    return plain(whole) | {"routers": parts}
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """What is set of a message, by field name. Unlike protobuf's JSON, which writes 64-bit integers as
+    strings for the sake of languages without them, all numbers are numbers."""
+    text = MessageToDict(message, preserving_proto_field_name=True)
+    return {field.name: _value(field, value, text[field.name]) for field, value in message.ListFields()}
+
+
+def _value(field: FieldDescriptor, value: Any, text: Any) -> Any:
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return [plain(each) for each in value] if isinstance(text, list) else plain(value)
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64):
+        return [int(each) for each in text] if isinstance(text, list) else int(text)
+    return text
 
 
 @app.command()

@@ -102,7 +102,9 @@ def drain(state: State, node_id: str, draining: bool, out: list[Effect]) -> None
     out.append(_record(node, "draining" if draining else "resumed"))
 
 
-def set_role(state: State, node_id: str, role: Role, now: float, out: list[Effect]) -> None:
+def set_role(
+    state: State, node_id: str, role: Role, now: float, out: list[Effect], why: str = "an operator said so"
+) -> None:
     """From now on only what both roles allow is sent to it, until it reports the new one."""
     node = _known(state, node_id)
     node.wanted_role = None if node.load.role is role else role
@@ -112,7 +114,7 @@ def set_role(state: State, node_id: str, role: Role, now: float, out: list[Effec
     else:
         state.timers.set(("role", node_id), now + state.config.lease_s)
     out.append(SetRole(node_id, role))
-    out.append(_record(node, "role", role=role.value))
+    out.append(_record(node, "role", old=node.load.role.value, role=role.value, why=why))
 
 
 def give_up_role(node: Node, out: list[Effect]) -> None:

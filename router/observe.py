@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
@@ -55,8 +56,10 @@ class Observer:
         machine = self._driver.machine
         self._metrics.running.set(machine.in_flight)
         self._metrics.waiting.set(machine.queued)
-        states = Counter((s.load.role.value, s.state) for s in machine.nodes(self._driver.now()))
+        nodes = machine.nodes(self._driver.now())
+        states = Counter((s.load.role.value, s.state) for s in nodes)
         self._metrics.set_nodes(dict(states))
+        self._metrics.set_roles({s.info.node_id: s.load.role.value for s in nodes if s.state != "lost"})
 
     def close(self) -> None:
         if self._log is not None:
@@ -71,8 +74,16 @@ class Observer:
                 predicted, measured = data.get(was), data.get(is_)
                 if isinstance(predicted, float) and isinstance(measured, float):
                     self._metrics.predicted(leg, predicted, measured)
+        if record.kind == "node" and data["what"] in ("role", "role not taken"):
+            self._role_change(data)
+            return
         level = log.warning if record.kind in ("retry", "shed") else log.debug
         level(record.kind, **data)
+
+    def _role_change(self, data: Mapping[str, object]) -> None:
+        if data["what"] == "role" and data["old"] != data["role"]:
+            self._metrics.role_changed(str(data["old"]), str(data["role"]))
+        log.info("role change" if data["what"] == "role" else "role not taken", **data)
 
 
 def _figures(choice: Choice, received_s: float) -> RequestFigures:

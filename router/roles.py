@@ -6,7 +6,7 @@ from baton.core.load import Role
 from baton.router import cluster
 from baton.router.events import Effect, Record
 from baton.router.nodes import Node
-from baton.router.planner import Move, Situation, Split, pressure
+from baton.router.planner import Move, Situation, Split, after, pressure
 from baton.router.state import PLAN_TIMER, State
 
 
@@ -27,17 +27,21 @@ def plan(state: State, now: float, out: list[Effect]) -> None:
     node = None if move is None else _mover(state, move)
     if move is None or node is None:
         return
+    before = pressure(situation, situation.split)
     data: dict[str, object] = {
         "node": node.id,
         "old": move.old.value,
         "new": move.new.value,
-        "pressure": pressure(situation, situation.split),
+        "pressure": before,
         "prompts": situation.prompts,
         "rows": situation.rows,
         "rows_each": situation.rows_each,
     }
     out.append(Record("plan", data))
-    cluster.set_role(state, node.id, move.new, now, out)
+    then = pressure(situation, after(situation.split, move))
+    load = f"prompts keep {situation.prompts:.2f} nodes busy, {situation.rows:.0f} requests decode"
+    why = f"pressure {before:.2f} falls to {then:.2f}: {load}, {situation.rows_each:.0f} fit a node"
+    cluster.set_role(state, node.id, move.new, now, out, why)
 
 
 def situation_of(state: State, now: float) -> Situation:

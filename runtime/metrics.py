@@ -110,6 +110,9 @@ class RouterMetrics(_Base):
         )
         self._retries = self._counter("baton_request_retries", "Attempts after the first.").labels(**model)
         self._nodes = self._gauge("baton_nodes", "Known nodes.", "role", "state")
+        self._roles: dict[str, str] = {}
+        self._node_role = self._gauge("baton_node_role", "1 for the role that a node plays.", "node", "role")
+        self._role_changes = self._counter("baton_role_changes", "Roles given to nodes.", "old", "new")
         self._error = self._histogram(
             "baton_prediction_error_seconds",
             "Distance between predicted and measured, per leg.",
@@ -170,6 +173,20 @@ class RouterMetrics(_Base):
         self._nodes.clear()
         for (role, state), number in counts.items():
             self._nodes.labels(self._model, role, state).set(number)
+
+    def set_roles(self, roles: dict[str, str]) -> None:
+        """Node id -> role; of the nodes that are there."""
+        for node_id, role in self._roles.items():
+            if roles.get(node_id) != role:
+                self._node_role.remove(self._model, node_id, role)
+        for node_id, role in roles.items():
+            if self._roles.get(node_id) != role:
+                self._node_role.labels(self._model, node_id, role).set(1)
+        self._roles = roles
+
+    def role_changed(self, old: str, new: str) -> None:
+        """A node was told to play another role, by an operator or the planner."""
+        self._role_changes.labels(self._model, old, new).inc()
 
 
 class NodeMetrics(_Base):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.admin import last_of, phases
+from baton.cli.admin import figures, last_of, phases, plain
 from baton.cli.routers import merged
 from baton.proto.v1 import admin_pb2 as pb
 from baton.proto.v1 import registry_pb2
@@ -41,6 +41,25 @@ def test_views_are_summed_and_nodes_are_as_last_heard_of() -> None:
     a, b = whole.nodes
     assert (a.registration.node_id, a.state, a.in_flight, a.load.running) == ("a", "up/draining", 5, 7)
     assert (b.registration.node_id, b.state) == ("b", "up")
+
+
+def test_of_a_lost_node_no_figures_are_told() -> None:
+    assert figures(node("a", "up", 0, 9, 0.1))[0] == "9"
+    assert set(figures(node("a", "lost", 0, 9, 30.0))) == {"-"}
+    assert figures(node("a", "up/lost", 0, 9, 0.1))[0] == "9"
+
+
+def test_in_json_every_number_is_one() -> None:
+    one = pb.GetClusterResponse(router_id="r", queued=1, nodes=[node("a", "up", 4, 9, 0.5)])
+    one.nodes[0].load.steps = 2**40
+    one.nodes[0].load.role = Role.ROLE_BOTH
+    one.nodes[0].registration.kv_bytes_per_token = 4096
+    found = plain(one)
+    assert (found["router_id"], found["queued"]) == ("r", 1)
+    (first,) = found["nodes"]
+    assert first["load"] == {"role": "ROLE_BOTH", "running": 9, "steps": 2**40}
+    assert first["registration"] == {"node_id": "a", "kv_bytes_per_token": 4096}
+    assert first["report_age_s"] == 0.5
 
 
 def test_the_last_node_of_a_phase_is_known() -> None:

@@ -77,6 +77,20 @@ def test_router_names() -> None:
     assert found['baton_nodes{role="prefill",state="up"}'] == 1
 
 
+def test_a_node_has_one_role_and_changes_are_counted() -> None:
+    metrics = RouterMetrics("m")
+    metrics.set_roles({"a": "prefill", "b": "decode"})
+    metrics.role_changed("prefill", "both")
+    metrics.set_roles({"a": "both"})
+    found = {
+        name: value for name, value in samples(metrics).items() if "role" in name and "created" not in name
+    }
+    assert found == {
+        'baton_node_role{node="a",role="both"}': 1,
+        'baton_role_changes_total{new="both",old="prefill"}': 1,
+    }
+
+
 @pytest.mark.parametrize("kind", [RouterMetrics, NodeMetrics])
 def test_rpcs_are_counted_by_method_and_code(kind: type[RouterMetrics] | type[NodeMetrics]) -> None:
     metrics = kind("m")
