@@ -10,7 +10,9 @@ import typer
 import yaml
 
 from baton.cli.settings import settings
+from baton.core.load import Role
 from baton.runtime.config import effective_json, json_schema, load_config
+from baton.runtime.launcher import check_devices
 
 app = typer.Typer(no_args_is_help=True, help="Check a deployment's file, show what is in force.")
 
@@ -18,7 +20,9 @@ app = typer.Typer(no_args_is_help=True, help="Check a deployment's file, show wh
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="The YAML file.")]) -> None:
     """Say whether a file is right; all mistakes are listed with file, line, column and key."""
-    load_config(file)
+    config = load_config(file)
+    for role in Role:
+        check_devices(config, role)
     print(f"{file}: ok")
 
 

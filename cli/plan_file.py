@@ -1,4 +1,4 @@
-"""A plan as the file that `baton serve` reads."""
+"""A plan as a deployment's file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import yaml
 from baton.core.request import Slo
 from baton.runtime.config import load_config
 from baton.sim.experiments.plan import Plan
+from baton.sim.report.scale import number
 from baton.sim.spec import Profile
 
 
-def deployment(plan: Plan, slo: Slo, model: str) -> dict[str, Any]:
+def deployment(plan: Plan, slo: Slo, model: str | None) -> dict[str, Any]:
     """Sections and keys of runtime.config. Roles change by themselves from what the plan begins with."""
     layout = plan.layout
     second = layout.decode or layout.prefill
@@ -31,7 +32,7 @@ def deployment(plan: Plan, slo: Slo, model: str) -> dict[str, Any]:
             sections[role] = _pool(count, kind, device)
             device += round(count * kind.gpus)
     return {
-        "model": model,
+        "model": model or f"/path/to/{_model_of(layout.prefill)}",
         "router": {
             "slo": {name: value for name, value in targets.items() if value is not None},
             "admission": {"policy": plan.admission},
@@ -41,10 +42,33 @@ def deployment(plan: Plan, slo: Slo, model: str) -> dict[str, Any]:
     }
 
 
+def opening(plan: Plan, model: str | None, command: str) -> list[str]:
+    """The file's first comment: what it holds, from where, and what is still to be done before it serves."""
+    words = [
+        f"{plan.layout}: {number(plan.rate)} requests/s, {number(plan.per_device)} per device, simulated.",
+    ]
+    kinds = [plan.layout.prefill, *([plan.layout.decode] if plan.layout.decode else [])]
+    words += [f"Each node of {kind.name} spans {kind.gpus:g} devices." for kind in kinds if kind.gpus > 1]
+    if model is None:
+        words.append(f"TODO: `model` is a placeholder for the folder that holds {_model_of(kinds[0])}.")
+    if any(_on_gpu(kind) for kind in kinds):
+        words.append(
+            "GPU devices are planned for but not served yet: `baton serve` takes devices: [cpu] only."
+        )
+    return [*words, command] if command else words
+
+
+def _model_of(kind: Profile) -> str:
+    return kind.name.partition("@")[0]
+
+
+def _on_gpu(kind: Profile) -> bool:
+    return "@" in kind.name
+
+
 def _pool(count: int, kind: Profile, first: int) -> dict[str, Any]:
     """first: of the devices that the pool's nodes get, one after another; a node is told its first."""
-    on_gpu = "@" in kind.name
-    devices = [f"cuda:{first + round(i * kind.gpus)}" for i in range(count)] if on_gpu else ["cpu"]
+    devices = [f"cuda:{first + round(i * kind.gpus)}" for i in range(count)] if _on_gpu(kind) else ["cpu"]
     return {
         "count": count,
         "devices": devices,
@@ -60,7 +84,7 @@ def _pool(count: int, kind: Profile, first: int) -> dict[str, Any]:
 
 
 def write_checked(path: Path, content: dict[str, Any], words: Sequence[str]) -> None:
-    """Nothing is written that `baton serve` would refuse. ConfigError: it would."""
+    """Nothing is written that is no deployment's file. ConfigError: it would be."""
     comment = "".join(f"# {line}\n" for line in words)
     text = comment + yaml.safe_dump(content, sort_keys=False)
     with TemporaryDirectory() as folder:

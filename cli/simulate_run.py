@@ -18,6 +18,7 @@ from baton.router.planner import PlannerConfig
 from baton.router.policy import Policy
 from baton.sim.baselines.catalogue import BASELINES, Chooser, baseline
 from baton.sim.experiments.run_page import Run, as_json, latency_rows, run_page
+from baton.sim.experiments.setting import TARGET_SPANS
 from baton.sim.experiments.timeline import Timeline
 from baton.sim.report.scale import number, seconds, share
 from baton.sim.spec import ClusterSpec, NodeSpec
@@ -88,6 +89,11 @@ def _cluster(asked: Asked) -> tuple[ClusterSpec, RouterConfig]:
         nodes += [NodeSpec(f"{role.value[0]}{i}", role, profile) for i in range(count or 0)]
     if not nodes:
         raise InvalidArgument("no nodes: say how many with --prefill, --decode, --both", field="nodes")
+    for role, does in ((Role.PREFILL, "prompts"), (Role.DECODE, "answers")):
+        if not any(node.role in (role, Role.BOTH) for node in nodes):
+            raise InvalidArgument(
+                f"none is there for {does}: say --{role.value} or --both, 1 or more", field="nodes"
+            )
     if asked.planner is not None:
         config = replace(config, planner=PlannerConfig() if asked.planner else None)
     return ClusterSpec(tuple(nodes)), config
@@ -128,7 +134,9 @@ def _table(run: Run) -> Table:
     busy = run.results.busy.values()
     table.caption = "; ".join(
         (
-            f"{number(summary.goodput_rps)}/s within targets ({share(summary.attained)})",
+            f"{number(summary.goodput_rps)}/s within targets ({share(summary.attained)})"
+            f" of {number(run.rate)}/s offered",
+            *_burst(run),
             f"{summary.rejected} of {summary.requests} not served",
             f"nodes busy {share(sum(busy) / max(1, len(busy)))}",
             f"{changes} role changes",
@@ -136,3 +144,10 @@ def _table(run: Run) -> Table:
         )
     )
     return table
+
+
+def _burst(run: Run) -> list[str]:
+    """What is to be said where requests came for too short a time to speak of a rate."""
+    span_s = run.summary.span_s
+    brief = span_s < TARGET_SPANS * (run.slo.ttft_s or 0.0)
+    return [f"a burst, no rate: all came within {seconds(span_s)}"] if brief else []

@@ -81,8 +81,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """requests: all that arrived. attained: share of them that met their targets; goodput_rps: how many of
-    those per second of `span_s`, over which they arrived. output_tps: tokens per second of `span_s`."""
+    """requests: all that arrived. attained: share of them that met their targets; span_s: over which they
+    arrived. goodput_rps: good ones per second until all had come and the last good one had ended. output_tps:
+    tokens per second of the time until the last answer ended."""
 
     requests: int
     completed: int
@@ -121,21 +122,26 @@ def attainment(results: Sequence[RequestResult], slo: Slo | None = None) -> floa
 def summarise(
     results: Sequence[RequestResult], slo: Slo | None = None, span_s: float | None = None
 ) -> Summary:
-    """slo: in place of each request's own. span_s: of the arrivals; from first to last unless given."""
+    """slo: in place of each request's own. span_s: of the arrivals; from first to last, and the mean gap that
+    belongs to the last, unless given: so goodput never exceeds what was offered, nor, in a burst, what was
+    served in the time it took."""
     arrivals = [result.arrived_s for result in results]
     if span_s is None:
         span_s = max(arrivals) - min(arrivals) if arrivals else 0.0
-    per_s = 1.0 / span_s if span_s > 0 else 0.0
-    good = sum(result.meets(slo) for result in results)
+        span_s += span_s / max(1, len(results) - 1)
+    since_s = min(arrivals, default=0.0)
+    good = [result.ended_s for result in results if result.meets(slo)]
+    good_s = max(span_s, max(good, default=0.0) - since_s)
+    all_s = max(span_s, max((result.ended_s for result in results if result.ok), default=0.0) - since_s)
     completed = sum(result.ok for result in results)
     return Summary(
         requests=len(results),
         completed=completed,
         rejected=len(results) - completed,
         span_s=span_s,
-        attained=good / len(results) if results else 1.0,
-        goodput_rps=good * per_s,
-        output_tps=sum(result.output_tokens for result in results) * per_s,
+        attained=len(good) / len(results) if results else 1.0,
+        goodput_rps=len(good) / good_s if good_s > 0 else 0.0,
+        output_tps=sum(result.output_tokens for result in results) / all_s if all_s > 0 else 0.0,
         ttft_s=spread(ttft for result in results if (ttft := result.ttft_s) is not None),
         tpot_s=spread(tpot for result in results if (tpot := result.tpot_s) is not None),
     )

@@ -15,10 +15,10 @@ from baton.bench.load.report_charts import (
     spread_cells,
 )
 from baton.bench.load.results import Results, Run
-from baton.bench.load.tables import complaints, pool_name, twin_cells
+from baton.bench.load.tables import complaints, counts, pool_name, twin_cells
 from baton.sim.report.page import facts, page, section, table, tiles
 
-HEAD = ("target", "rate", "requests", "ok", "rejected", "failed")
+HEAD = ("target", "rate", "offered", "requests", "ok", "rejected", "failed", "unfinished")
 HEAD_TIMES = ("target", "rate")
 HEAD_END = ("tokens/s", "goodput/s", "within targets", "95 % interval")
 HEAD_LATENCY = ("TTFT P50, s", "P90", "P99", "TPOT P50, ms", "P90", "P99", "ITL P50, ms", "P90", "P99")
@@ -86,7 +86,9 @@ def _outcome(results: Results) -> str:
         rows.append(
             [
                 *name,
-                *(f"{n:,}" for n in (summary.requests, summary.ok, summary.rejected, summary.failed)),
+                f"{summary.offered_rate:.3g}",
+                f"{summary.requests:,}",
+                *counts(summary),
                 f"{summary.output_tps:,.1f}",
                 f"{goodput.rate:.3g}",
                 f"{goodput.attainment:.1%}",
@@ -104,9 +106,9 @@ def _outcome(results: Results) -> str:
         )
     best = max(range(len(rows)), key=lambda i: results.pools[i].summary.goodput.rate, default=0)
     marked = [best] if len(rows) > 1 else []
-    counts = table((*HEAD, *HEAD_END), rows, marked)
+    outcomes = table((*HEAD, *HEAD_END), rows, marked)
     latencies = table((*HEAD_TIMES, *HEAD_LATENCY, *HEAD_LATENCY_END), times, marked)
-    return section("Outcome", counts, latencies, note=f"{_targets_said(results)} {COUNTED}")
+    return section("Outcome", outcomes, latencies, note=f"{_targets_said(results)} {COUNTED}")
 
 
 def _tries(results: Results) -> str:

@@ -48,7 +48,12 @@ class Summary:
 
     @property
     def failed(self) -> int:
-        return self.requests - self.ok - self.rejected
+        return self.requests - self.ok - self.rejected - self.unfinished
+
+    @property
+    def unfinished(self) -> int:
+        """Still open when the run ended."""
+        return self.outcomes.get(Outcome.UNFINISHED, 0)
 
 
 ERRORS_KEPT = 8

@@ -8,6 +8,9 @@ from rich.table import Table
 
 from baton.bench.load.results import Found, Pool, Results, Run, Twin
 from baton.bench.load.spread import Spread
+from baton.bench.load.summary import Summary
+
+COUNTS = ("ok", "shed", "failed", "open")
 
 
 def tables(results: Results) -> list[Table]:
@@ -20,14 +23,22 @@ def tables(results: Results) -> list[Table]:
     return shown
 
 
+def counts(summary: Summary) -> list[str]:
+    """Cells, in the order of COUNTS."""
+    return [f"{n:,}" for n in (summary.ok, summary.rejected, summary.failed, summary.unfinished)]
+
+
 def outcome_table(pools: Sequence[Pool]) -> Table:
-    shown = plain_table("target", "rate", "sent", "ok", "shed", "failed", "tok/s", "good/s", "attained")
+    """rate: what was asked for; offered: what came of it within the window, by the dice."""
+    shown = plain_table("target", "rate", "offered", "sent", *COUNTS, "tok/s", "good/s", "attained")
     for pool in pools:
         summary, goodput = pool.summary, pool.summary.goodput
         shown.add_row(
             pool_name(pool),
             f"{pool.rate:.3g}",
-            *(f"{n:,}" for n in (summary.requests, summary.ok, summary.rejected, summary.failed)),
+            f"{summary.offered_rate:.3g}",
+            f"{summary.requests:,}",
+            *counts(summary),
             f"{summary.output_tps:,.1f}",
             f"{goodput.rate:.3g}",
             f"{goodput.attainment:.1%}",

@@ -21,6 +21,9 @@ CONTEXTS = (512, 1536)  # of one row
 SHORT = 16  # tokens of a prompt where only the batch matters
 STEPS = 48
 ROUNDS = 3
+LOOSE = {"ttft_slo_s": 1e6, "tpot_slo_s": 1e6}
+"""Targets that nothing misses, in place of the deployment's: for those it might hold requests back or refuse
+them."""
 
 Progress = Callable[[str, float], None]
 """What is measured, and the share that is done."""
@@ -100,7 +103,7 @@ class Profiler:
         """When it was sent, (time, tokens by then) of every piece, the timings."""
         stamps: list[tuple[float, int]] = []
         timings, made, begun_s = None, 0, time.perf_counter()
-        options = {"max_tokens": output, "temperature": 0.0, "ignore_eos": True}
+        options = {"max_tokens": output, "temperature": 0.0, "ignore_eos": True, **LOOSE}
         prompt = prompt_ids(Arrival(0.0, prompt_tokens, 1), self._shape.vocab_size, next(self._numbers))
         async for delta in self._client.stream(prompt, **options):
             if delta.token_ids:

@@ -175,6 +175,8 @@ def _bias(bias: dict[str, float] | None) -> dict[int, float]:
 def _max_tokens(body: GenerateBody, drop_output: bool) -> int:
     if drop_output:
         return 1
+    if body.max_tokens is not None and body.max_tokens < 0:
+        raise InvalidArgument(f"must be at least 0, got {body.max_tokens}", field="max_tokens")
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 

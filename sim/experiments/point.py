@@ -52,7 +52,8 @@ class Point:
 def run_point(
     contender: Contender, setting: Setting, split: Split, rate: float, *, least: float | None = None
 ) -> Point:
-    """least: the attainment below which the run is of no interest and may end early."""
+    """Requests are repeated where they would be a burst at that rate. least: the attainment below which the
+    run is of no interest and may end early."""
     best = Point(contender.name, str(split), rate, -1.0, whole=False)
     for each in contender.tries():
         point = _run(each, setting, split, rate, least)
@@ -65,6 +66,7 @@ def run_point(
 
 def _run(contender: Contender, setting: Setting, split: Split, rate: float, least: float | None) -> Point:
     ended: list[RequestResult] = []
+    setting = setting.lasting(rate)
     count = len(setting.arrivals)
     watch = None if least is None else _Misses(ended, (1.0 - least) * count).watch
     world = contender.world(setting, split, rate, watch)
@@ -79,7 +81,7 @@ def _run(contender: Contender, setting: Setting, split: Split, rate: float, leas
         split=str(split),
         rate=rate,
         attained=summary.attained,
-        goodput_rps=summary.attained * rate,
+        goodput_rps=summary.goodput_rps,
         rejected=summary.rejected / summary.requests,
         ttft_p50_s=summary.ttft_s.p50,
         ttft_p90_s=summary.ttft_s.p90,

@@ -98,6 +98,8 @@ class Search:
         least = self._setting.attainment
 
         def passes(rate: float) -> bool:
+            if rate > self._setting.most_rate:
+                return False
             point = run_point(self._contender, self._setting, split, rate, least=least)
             self.runs.append(point)
             return point.whole and point.attained >= least
@@ -117,11 +119,13 @@ def likely(family: Sequence[Split], setting: Setting, like: Split | None) -> Spl
 
 def bound_rate(setting: Setting, precision: float = 0.01) -> float:
     """The highest rate at which even the fused machine of `bound` serves enough in time."""
-    found = needs(setting.arrivals, setting.profile, setting.slo)
-    least = setting.attainment * len(found)
 
     def passes(rate: float) -> bool:
-        kept = served(found, setting.rate / rate, setting.nodes, setting.slo.ttft_s)
-        return sum(kept) >= least
+        if rate > setting.most_rate:
+            return False
+        long = setting.lasting(rate)
+        found = needs(long.arrivals, long.profile, long.slo)
+        kept = served(found, long.rate / rate, long.nodes, long.slo.ttft_s)
+        return sum(kept) >= long.attainment * len(found)
 
     return highest_rate(passes, setting.rate, precision)

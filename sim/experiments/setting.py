@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
 from baton.sim.spec import NetworkSpec, Profile
 from baton.sim.workload.arrival import Arrival
-from baton.sim.workload.arrivals import offered_rate, scaled, with_slo
+from baton.sim.workload.arrivals import offered_rate, repeated, scaled, with_slo
 from baton.sim.workload.traces import read_trace
 
 CHAT = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -20,6 +21,13 @@ LONG_CONTEXT = Slo(ttft_s=10.0, tpot_s=0.1)
 (arXiv:2407.00079), experiment with the real workload."""
 TARGETS = {"azure": CHAT, "mooncake": LONG_CONTEXT}
 NETWORK = NetworkSpec(latency_s=0.0002)
+
+LEAST_SPAN_S = 10.0
+TARGET_SPANS, ANSWER_SPANS = 20, 3
+"""A rate is kept only if it is kept for many TTFT targets and several answers on end: all of a burst can be
+in time that no nodes could serve for long."""
+MOST_REQUESTS = 10_000
+"""Of one run: rates that would need more are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,23 @@ class Setting:
         """Requests per second at the trace's own pace."""
         return offered_rate(self.arrivals)
 
+    @property
+    def least_span_s(self) -> float:
+        """How long requests must keep coming for a rate to count."""
+        return least_span_s(self.arrivals, self.slo)
+
+    @property
+    def most_rate(self) -> float:
+        """The highest that is tried."""
+        return max(MOST_REQUESTS, len(self.arrivals)) / self.least_span_s
+
+    def lasting(self, rate: float) -> Setting:
+        """With the requests repeated, prefixes fresh in every round, until they span enough time at that rate
+        (or are as many as are ever tried)."""
+        count = min(self.least_span_s, MOST_REQUESTS / rate) * rate
+        times = math.ceil(count / len(self.arrivals) - 1e-9)
+        return self if times <= 1 else replace(self, arrivals=tuple(repeated(self.arrivals, times)))
+
     def at(self, rate: float) -> Iterator[Arrival]:
         """The trace, squeezed or stretched to so many requests per second."""
         return scaled(self.arrivals, self.rate / rate)
@@ -62,6 +87,12 @@ class Setting:
     def splits(self) -> list[Split]:
         """Dedicated pools, every ratio."""
         return [Split(p, self.nodes - p) for p in range(1, self.nodes)]
+
+
+def least_span_s(load: Sequence[Arrival], slo: Slo) -> float:
+    """Seconds of arrivals, without which a rate is none but a burst."""
+    answer_s = (slo.tpot_s or 0.0) * mean([arrival.output_tokens for arrival in load])
+    return max(LEAST_SPAN_S, TARGET_SPANS * (slo.ttft_s or 0.0), ANSWER_SPANS * answer_s)
 
 
 def setting_from(path: Path, profile: Profile, nodes: int, count: int | None, seed: int = 0) -> Setting:

@@ -24,7 +24,7 @@ BYTES_PER_TOKEN = 4.0  # English text under the common byte-level BPE vocabulari
 
 
 class TraceError(InvalidArgument):
-    """A trace that cannot be read; the message begins with file:line."""
+    """A trace that cannot be read; the message begins with the file, and the line if it is one's fault."""
 
 
 def read_mooncake(path: str | Path) -> list[Arrival]:
@@ -93,7 +93,7 @@ def read_sharegpt(path: str | Path, count: Callable[[str], int] | None = None) -
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        _fail(path, 1, str(error))
+        _unread(path, error)
     found: list[Arrival] = []
     try:
         for number, (line_number, item) in enumerate(json_items(text)):
@@ -131,7 +131,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open(encoding="utf-8", newline="") as file:
             yield from enumerate(file, 1)
     except (OSError, UnicodeDecodeError) as error:
-        _fail(path, 1, str(error))
+        _unread(path, error)
 
 
 def _number(path: Path, line_number: int, row: dict[str, Any], name: str) -> float:
@@ -163,6 +163,11 @@ def _in_order(path: Path, arrivals: list[Arrival]) -> list[Arrival]:
     if not arrivals:
         _fail(path, 1, "holds no requests")
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+
+def _unread(path: Path, error: OSError | UnicodeDecodeError) -> NoReturn:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else "is no UTF-8 text"
+    raise TraceError(f"{path}: {why[0].lower()}{why[1:]}") from None
 
 
 def _fail(path: Path, line_number: int, why: str) -> NoReturn:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from baton.bench.load.bootstrap import compared, mean, quantile_of
 from baton.bench.load.goodput import beyond_hope, goodput, met, wilson
 from baton.bench.load.record import Outcome, shared_out
+from baton.bench.load.results import Pool
 from baton.bench.load.search import RateSearch
 from baton.bench.load.spread import spread
 from baton.bench.load.summary import summarise
+from baton.bench.load.tables import outcome_table
 from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
 from tests.bench.records import record
@@ -112,7 +114,21 @@ def test_goodput_counts_everything_that_was_asked(outcomes: list[Outcome], windo
     assert found.rate == pytest.approx(good / window_s)
     assert found.low <= found.attainment <= found.high or not outcomes
     summary = summarise(records, window_s)
-    assert summary.ok + summary.rejected + summary.failed == len(outcomes) == sum(summary.outcomes.values())
+    assert (
+        summary.ok + summary.rejected + summary.failed + summary.unfinished
+        == len(outcomes)
+        == sum(summary.outcomes.values())
+    )
+
+
+def test_open_requests_are_no_failures_and_the_offered_rate_is_shown() -> None:
+    records = [record(0), record(1, outcome=Outcome.UNFINISHED), record(2, outcome=Outcome.TIMEOUT)]
+    summary = summarise(records, 2.0)
+    assert (summary.ok, summary.failed, summary.unfinished) == (1, 1, 1)
+    shown = outcome_table([Pool("a", 5.0, 1, summary, "")])
+    row = {str(column.header): next(iter(column.cells)) for column in shown.columns}
+    assert (row["rate"], row["offered"], row["good/s"]) == ("5", "1.5", "0.5")
+    assert (row["ok"], row["failed"], row["open"]) == ("1", "1", "1")
 
 
 def test_errors_that_differ_in_numbers_are_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from baton.bench.profile import fit
 from baton.bench.profile.fit import DecodeSample, PrefillSample, TransferSample
 from baton.bench.profile.measure import Profiler, Samples, Shape
 from baton.bench.profile.write import NodeFacts, client_s, entry, write
-from baton.core.errors import FailedPrecondition, InvalidArgument
+from baton.core.errors import BatonError, FailedPrecondition, InvalidArgument, ResourceExhausted
+from baton.router.machine_config import RouterConfig
 from baton.runtime.client.aio import AsyncClient
 from baton.sim.cost import MeasuredCost, StepWork
 from baton.sim.profiles import profile
@@ -121,6 +123,19 @@ async def test_a_live_pair_is_measured_and_its_file_is_a_profile(tmp_path: Path)
     assert (found.name, found.num_blocks, found.chunk_tokens) == ("mine", 512, 256)
     assert found.cost.step_s(StepWork(0, 0.0, 0, 2, 0)) >= 0.005
     assert client_s(path) >= 0.0
+
+
+async def test_targets_of_the_deployment_do_not_refuse_what_measures_it() -> None:
+    strict = RouterConfig(admission="reject", ttft_s=1e-4, tpot_s=1e-5)
+    node = StubNode(config=StubConfig(step_s=0.01, prefill_s=0.05, max_model_len=100))
+    async with router_with(node, machine=strict) as cluster, AsyncClient(cluster.app.address) as client:
+        for _ in range(3):  # it learns what the node takes, and that no target can be met
+            with suppress(BatonError):
+                await client.generate([5] * 16, max_tokens=4)
+        with pytest.raises(ResourceExhausted):
+            await client.generate([5] * 16, max_tokens=4)
+        samples = await Profiler(client, Shape(331, 100, 256, 2), lambda what, share: None).measure(1)
+    assert [sample.tokens for sample in samples.prefill] == [16]
 
 
 def test_too_little_is_no_profile() -> None:

@@ -14,7 +14,7 @@ from baton.cli.plan_run import Wanted
 from baton.cli.simulate import simulate
 from baton.cli.simulate_asked import Asked
 from baton.runtime.config import load_config
-from tests.cli.invoke import Cli
+from tests.cli.invoke import Cli, Done
 
 LIGHT = "--rate 5 --requests 20 --prompt-tokens 100-900 --output-tokens 5-9"
 TARGETS = "--ttft 0.5 --tpot 0.03"
@@ -35,7 +35,16 @@ def test_every_option_arrives() -> None:
         ("simulate --rate 1 --policy best", "policy: is 'best'; there are Baton, random"),
         ("simulate --rate 1 --profile abacus", "profile: no profile 'abacus'"),
         ("simulate --rate 1 --prefill 0", "nodes: no nodes"),
-        ("simulate --trace none.jsonl", "none.jsonl:1:"),
+        (
+            "simulate --rate 1 --prefill 2 --decode 0",
+            "nodes: none is there for answers: say --decode or --both",
+        ),
+        (
+            "simulate --rate 1 --decode 2 --prefill 0",
+            "nodes: none is there for prompts: say --prefill or --both",
+        ),
+        ("simulate --trace none.jsonl", "error: none.jsonl: no such file or directory\n"),
+        ("simulate --trace none.json", "error: none.json: no such file or directory\n"),
         ("simulate --trace a.csv --trace b.csv", "trace: give one trace"),
         ("simulate --compare --rate 1", "ttft: say targets"),
         ("simulate --compare --rate 1 --ttft 1 --only best", "only: is 'best'"),
@@ -102,16 +111,52 @@ def test_policies_are_compared(cli: Cli, tmp_path: Path) -> None:
     assert "Policies compared" in (tmp_path / "c.html").read_text()
 
 
-def test_a_plan_is_a_file_that_serves(cli: Cli, tmp_path: Path) -> None:
+def test_a_burst_is_called_one_and_its_goodput_is_what_nodes_can_do(cli: Cli) -> None:
+    line = "--rate 5000 --requests 60 --prompt-tokens 1100 --output-tokens 20 --ttft 0.5"
+    done = cli("simulate", *line.split())
+    assert "a burst, no rate" in done.out
+    assert "/s offered" in done.out
+    found = json.loads(cli("simulate", "--json", *line.split()).out)
+    prompt_s = 1100 * 2 * 8e9 / 1e15  # on the one H100 that computes prompts, at its peak
+    assert 0.0 < found["summary"]["goodput_rps"] < 1 / prompt_s
+
+
+def planned(cli: Cli, out: Path, *more: str) -> Done:
+    line = f"{LIGHT} {TARGETS} --gpus 2 --candidates 1 --workers 1 --precision 0.5 -o {out}"
+    return cli("plan", *line.split(), *more)
+
+
+def test_a_plan_is_a_deployment_s_file(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "deployment.yaml"
-    line = f"{LIGHT} {TARGETS} --gpus 2 --candidates 1 --workers 1 --precision 0.4 --model /models/m -o {out}"
-    done = cli("plan", "--json", *line.split())
+    done = planned(cli, out, "--json", "--model", "/models/m")
     assert done.code == 0
     found = json.loads(done.out)
     assert found["rate_per_device"] == pytest.approx(found["rate"] / 2)
+    assert found["rate"] < 2 / (500 * 2 * 8e9 / 1e15)  # prompts of 500 tokens, two H100 at their peak
     config = load_config(out).resolved()
     assert config.node_count == 2
     assert config.model == "/models/m"
     assert config.router.slo.ttft_s == 0.5
     assert config.router.planner.enabled
-    assert out.read_text().startswith("# ")
+    text = out.read_text()
+    assert text.startswith("# ")
+    assert "TODO" not in text
+    assert "not served yet" in text
+    refused = cli("config", "check", str(out))
+    assert (refused.code, refused.out) == (2, "")
+    assert "'cuda:0' is not supported yet, only cpu" in refused.err
+
+
+def test_a_plan_without_a_model_says_that_one_is_missing(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "deployment.yaml"
+    done = planned(cli, out, "--profile", "smollm2-cpu", "--ttft", "5", "--tpot", "1")
+    assert done.code == 0, done.err
+    assert "found in" in done.out
+    assert "# TODO: `model` is a placeholder for the folder that holds smollm2-cpu." in out.read_text()
+    assert load_config(out).model == "/path/to/smollm2-cpu"
+    assert "not served yet" not in out.read_text()
+    assert cli("config", "check", str(out)).code == 0
+
+
+def test_a_plan_s_help_speaks_of_plans(cli: Cli) -> None:
+    assert "--compare" not in cli("plan", "--help").out

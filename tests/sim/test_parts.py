@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -168,6 +169,20 @@ def test_percentiles_and_goodput() -> None:
     assert summary.goodput_rps == 1.0
     assert summary.ttft_s.count == 3
     assert warm(results, 1.5) == []
+
+
+def test_goodput_exceeds_neither_the_offered_rate_nor_what_was_served() -> None:
+    steady = [
+        replace(result(0.4), arrived_s=float(i), first_token_s=i + 0.1, last_token_s=i + 0.2)
+        for i in range(5)
+    ]
+    steady = [replace(each, ended_s=each.arrived_s + 0.2) for each in steady]
+    assert summarise(steady).goodput_rps == pytest.approx(1.0)
+    burst = [
+        replace(each, arrived_s=0.001 * i, first_token_s=0.1 + 0.001 * i, ended_s=2.0)
+        for i, each in enumerate(steady)
+    ]
+    assert summarise(burst, Slo()).goodput_rps == pytest.approx(5 / 2.0)
 
 
 def test_the_scale_world_runs_small() -> None:

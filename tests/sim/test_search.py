@@ -1,5 +1,6 @@
 """The search for the highest rate, on functions and on a small simulated cluster; and what tables say."""
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -14,7 +15,7 @@ from baton.sim.experiments.contenders import ABLATIONS, BATON, ORACLE, PUBLISHED
 from baton.sim.experiments.plan import layouts
 from baton.sim.experiments.point import run_point
 from baton.sim.experiments.search import Search, bound_rate, highest_rate, likely
-from baton.sim.experiments.setting import Setting, Split, setting_from
+from baton.sim.experiments.setting import MOST_REQUESTS, Setting, Split, setting_from
 from baton.sim.profiles import profile
 from baton.sim.workload import arrivals, lengths
 
@@ -48,9 +49,40 @@ def test_every_contender_serves_a_light_load_in_time(contender):
 
 
 def test_a_hopeless_run_ends_early_and_says_so():
-    point = run_point(PUBLISHED[0], setting(200), Split(1, 2), 500.0, least=0.9)
+    point = run_point(PUBLISHED[0], setting(200), Split(1, 2), 40.0, least=0.9)
     assert not point.whole
-    assert run_point(PUBLISHED[0], setting(20), Split(1, 2), 500.0).attained < 0.9
+    assert run_point(PUBLISHED[0], setting(20), Split(1, 2), 40.0).attained < 0.9
+
+
+def test_a_rate_counts_only_if_it_lasts():
+    brief = setting(30, prompt=1100)
+    assert brief.least_span_s == pytest.approx(10.0)
+    for rate in (1.0, 40.0, 400.0, 5000.0):
+        long = brief.lasting(rate)
+        times = [arrival.at_s for arrival in long.at(rate)]
+        assert times == sorted(times)
+        assert times[-1] >= min(0.99 * brief.least_span_s, 0.99 * MOST_REQUESTS / rate)
+        assert len(times) <= max(30, MOST_REQUESTS + 30)
+    slow = replace(brief, slo=Slo(ttft_s=2.0, tpot_s=1.0))
+    assert slow.least_span_s == pytest.approx(60.0)  # three answers of 20 tokens
+    assert brief.most_rate == pytest.approx(MOST_REQUESTS / 10.0)
+
+
+def test_no_burst_is_taken_for_a_rate():
+    """Thirty prompts at once are in time; nobody could take as many all the time."""
+    brief = setting(30, prompt=1100, nodes=2)
+    peak = 2 / (1100 * 2 * 8e9 / 1e15)  # two H100, for the prompts alone
+    assert Search(PUBLISHED[2], brief, 0.3).best(10.0).rate < peak
+    assert bound_rate(brief, 0.1) < peak
+
+
+def test_rounds_of_a_repeated_load_share_no_prefix():
+    shared = arrivals.shared_prefixes(setting(30).arrivals, 2, 1024, seed=1)
+    long = replace(setting(30), arrivals=tuple(shared)).lasting(20.0)
+    rounds = [long.arrivals[i : i + 30] for i in range(0, len(long.arrivals), 30)]
+    ids = [{block for arrival in each for block in arrival.prefix} for each in rounds]
+    assert len(rounds) > 2
+    assert not set.intersection(ids[0], ids[1])
 
 
 def test_prompts_get_the_nodes_where_prompts_are_the_work():

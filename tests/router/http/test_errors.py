@@ -284,11 +284,24 @@ async def test_one_prompt_of_several_that_fails_ends_the_call(stream: bool) -> N
 
 
 @pytest.mark.parametrize("name", ["x-request-timeout", "x-slo-ttft-ms", "x-slo-tpot-ms"])
-@pytest.mark.parametrize("value", ["soon", "", "0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("value", ["soon", "", "0", "-1", "nan", "inf", "1_000", "0x10", "5 5", "1e999"])
 async def test_headers_that_are_no_numbers(name: str, value: str) -> None:
     async with http_router(StubNode()) as front:
         response = await front.post(TEXT, {"prompt": "hi"}, **{name: value})
         assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize("value", ["500", "0.5", "1e3", "2.5E-1", ".5"])
+async def test_headers_that_are_numbers(value: str) -> None:
+    async with http_router(StubNode()) as front:
+        response = await front.post(TEXT, {"prompt": "hi"}, x_slo_ttft_ms=value)
+        assert response.status_code == 200
+
+
+async def test_the_least_number_of_tokens_is_zero_for_completions() -> None:
+    async with http_router(StubNode()) as front:
+        response = await front.post(TEXT, {"prompt": "hi", "max_tokens": -1})
+        assert "must be at least 0, got -1" in response.json()["error"]["message"]
 
 
 async def test_a_name_that_is_not_safe_in_logs_is_refused() -> None:
