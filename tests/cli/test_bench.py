@@ -42,7 +42,7 @@ def test_every_option_arrives() -> None:
         ("--rate 1 --prefixes 3", "prefixes: write 4x128"),
         ("--rate 1 --prompt-tokens 0", "prompt-tokens: write 256"),
         ("--rate 1 --target nowhere", "target: 'nowhere': write grpc://host:port"),
-        ("--rate 1 --trace none.jsonl", "none.jsonl:1:"),
+        ("--rate 1 --trace none.jsonl", "error: none.jsonl: no such file"),
         ("--from none.json", "cannot read none.json"),
     ],
 )
