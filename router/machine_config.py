@@ -44,7 +44,7 @@ class RouterConfig:
     late_share: float = 0.1  # of the work done goes to requests in vain that have waited
     late_wait_s: float = 30.0  # for so long
     admission: str = "defer"  # "reject": turn away who has less than `least_chance` of its targets
-    least_chance: float = 0.3
+    least_chance: float = 0.5
     damping: float = 0.5  # how much of the decode work that will have ended by a hand-off is believed to
     ttft_s: float | None = None  # targets of requests that bring none
     tpot_s: float | None = None

@@ -83,7 +83,7 @@ class AdmissionConfig(Section):
     policy: Literal["defer", "reject"] = "defer"
     """defer: they run when that costs no other its targets, and after a while in any case; reject: they are
     refused on arrival, with RESOURCE_EXHAUSTED and a time to come back."""
-    least_chance: Annotated[float, Field(ge=0, le=1)] = 0.3
+    least_chance: Annotated[float, Field(ge=0, le=1)] = 0.5
     """A request with a smaller chance to meet its targets is refused, where the policy is to."""
 
 
