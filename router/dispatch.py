@@ -111,9 +111,10 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
         board = state.registry.board
         usual = board.prefill_speed * state.registry.average.prefill_token_s()  # as nodes of prompts alone
         queue.triage(now, board.next_free(), usual)
-    if config.admission == "reject":
+    if config.admission == "reject" and state.registry.board.next_free() > now:  # else it is tried below
         for late in queue.hopeless(now):
-            turn_away(state, late, predicted_wait_s(state, late, now), now, out)
+            if late is not newcomer:  # of whom a choice says more: a cached prefix, an idle node
+                turn_away(state, late, predicted_wait_s(state, late, now), now, out)
     passed: dict[Live, None] = {}
     harmful = 0
     while len(passed) < config.lookahead:

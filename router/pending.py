@@ -120,7 +120,9 @@ class Pending:
         return [
             live
             for live in self._late
-            if now + live.work_s > self._due_s(live) and not (live.output or live.request.attempt)
+            if live.due_s is not None
+            and now + live.work_s > live.due_s
+            and not (live.output or live.request.attempt)
         ]
 
     def heads(self, now: float, most: int) -> list[Live]:

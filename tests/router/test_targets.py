@@ -257,3 +257,8 @@ def test_what_came_of_an_overload_is_forgotten() -> None:
     bench.report("d", load(Role.DECODE, 3))
     for i in range(3):
         assert of(Dispatch, bench.arrive(f"r{i}", slo=Slo(ttft_s=0.5, tpot_s=0.05)))
+
+
+def test_an_idle_node_takes_what_is_thought_to_take_too_long() -> None:
+    bench = bench_of(RouterConfig(admission="reject"), P, D)
+    assert of(Dispatch, bench.arrive("r", prompt=500, slo=Slo(ttft_s=0.4)))
