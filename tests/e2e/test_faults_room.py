@@ -38,7 +38,7 @@ class World:
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("room")
-    model, reference = tiny(folder)
+    model, reference = tiny(folder, intermediate_size=2048)  # steps as long as those of a real model
     settings = config(
         model,
         prefill_nodes={"engine": {"num_blocks": PREFILL_BLOCKS}},
