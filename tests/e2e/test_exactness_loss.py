@@ -40,7 +40,7 @@ ALL = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     torch.set_num_threads(1)
-    return tiny(tmp_path_factory.mktemp("loss"), max_position_embeddings=2048)
+    return tiny(tmp_path_factory.mktemp("loss"), max_position_embeddings=2048, intermediate_size=2048)
 
 
 @pytest.fixture(scope="module")
