@@ -17,12 +17,11 @@ from baton.core.flight import Ending, Flight, row_for
 from baton.core.kvcache import KvCache
 from baton.core.node_effects import Admit, Ended, Key, NodeEffect, TokensOut
 from baton.core.phase import Move, Phase
-from baton.core.request import FinishReason
+from baton.core.request import TPOT_SHARE, FinishReason
 from baton.core.sequence import Sequence, finish_of
 from baton.decode_node.limits import DecodeLimits, DecodeStats
 from baton.decode_node.residents import Residents
 
-PACE_SHARE = 0.9  # of its TPOT is what steps are made for: who aims at the limit itself misses half the time
 MOST_AHEAD = 4.0  # so many times its TPOT may a request wait for a token
 
 
@@ -190,7 +189,7 @@ class DecodeScheduler:
         target_s = seq.request.slo.tpot_s
         if target_s is None:
             return None
-        target_s *= PACE_SHARE
+        target_s *= TPOT_SHARE
         began_s, had = self._began[seq.key]
         due_s = began_s + target_s * (seq.output_len - had + 1)
         return min(max(target_s, due_s - now), MOST_AHEAD * target_s)

@@ -21,7 +21,7 @@ from baton.router.policy import Blocked, Choice, Why, why_none
 from baton.router.shortlist import may_serve
 from baton.router.state import State
 
-MIN_RETRY_AFTER_S = 0.05
+MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 60.0
 MIN_BUSY_S = 1.0  # what nodes are busy with, where it is not the queue, lasts longer than a moment
 HARMLESS = 0.05  # so many others may miss their targets for one in vain
 MOST_HARMFUL = 2  # requests that would do others harm; those behind them would, too
@@ -51,10 +51,14 @@ def admit(state: State, live: Live, now: float, out: list[Effect]) -> None:
 
 def turn_away(state: State, live: Live, wait_s: float, now: float, out: list[Effect]) -> None:
     """It would not meet its targets, and the work done for it would cost others theirs."""
-    why = "its latency targets cannot be met now"
-    out.append(Record("shed", {"request": live.id, "queued": len(state.queue), "wait_s": wait_s}))
-    error = ResourceExhausted(why, retry_after_s=max(MIN_RETRY_AFTER_S, min(wait_s, 60.0)))
-    reject(state, live, error, now, out)
+    _come_later(state, live, "its latency targets cannot be met now", wait_s, now, out)
+
+
+def _come_later(state: State, live: Live, why: str, wait_s: float, now: float, out: list[Effect]) -> None:
+    """Refuse one that waits. queued: the others."""
+    out.append(Record("shed", {"request": live.id, "queued": len(state.queue) - 1, "wait_s": wait_s}))
+    retry_after_s = max(MIN_RETRY_AFTER_S, min(wait_s, MAX_RETRY_AFTER_S))
+    reject(state, live, ResourceExhausted(why, retry_after_s=retry_after_s), now, out)
 
 
 def never_fits(state: State, live: Live, now: float) -> BatonError | None:
@@ -85,9 +89,7 @@ def shed(state: State, live: Live, now: float, out: list[Effect]) -> None:
         victim, why = live, f"the predicted wait of {wait_s:.1f} s is beyond the deadline"
     else:
         return
-    retry_after_s = max(MIN_RETRY_AFTER_S, min(wait_s, 60.0))
-    out.append(Record("shed", {"request": victim.id, "queued": len(state.queue) - 1, "wait_s": wait_s}))
-    reject(state, victim, ResourceExhausted(why, retry_after_s=retry_after_s), now, out)
+    _come_later(state, victim, why, wait_s, now, out)
 
 
 def predicted_wait_s(state: State, live: Live, now: float) -> float:

@@ -10,6 +10,7 @@ from enum import Enum
 from baton.core.fitted_cost import FittedCost
 from baton.core.load import LoadReport, Role
 from baton.core.model import Fingerprint
+from baton.core.request import TPOT_SHARE
 from baton.core.residuals import Residuals
 from baton.router.board import Board
 from baton.router.events import NodeInfo
@@ -18,7 +19,6 @@ from baton.router.ledger import Ledger
 from baton.router.prefix_view import NodePrefixes, PromptChains
 
 LEARN_ALL, LEARN_EVERY = 256, 8
-KEPT = 0.9  # of a TPOT target is what nodes use
 LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
 MEMORY_S = 60.0  # older requests tell nothing of how far predictions are off: the load may be another
 OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
@@ -108,9 +108,8 @@ class Node:
             return 1.0
         if not (rows := self.decode_rows):
             return 1.0
-        return max(
-            LEAST_SHARE, 1.0 - self.cost.decode_mean_s(rows, self.context_tokens) / (KEPT * tightest_s)
-        )
+        step_s = self.cost.decode_mean_s(rows, self.context_tokens)
+        return max(LEAST_SHARE, 1.0 - step_s / (TPOT_SHARE * tightest_s))
 
     def prefill_queue_s(self, now: float) -> float:
         """Predicted seconds of prompt work ahead of a newcomer."""
