@@ -147,5 +147,5 @@ def _absolute(engines: dict[str, Engine]) -> list[Figure]:
         plain = plain or rates
         for what, rate in rates.items():
             name = f"{_SHOWN[quantization]}, {what}, all {cores} cores"
-            figures.append(Figure(name, rate, "tokens/s", plain[what], "fp32", 0.0))
+            figures.append(Figure(name, rate, "tokens/s", plain[what], "fp32", None))
     return figures

@@ -10,14 +10,14 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Figure:
-    """target: the least ratio (or, where lower is better, the most) that we accept."""
+    """target: the least ratio (or, where lower is better, the most) that we accept; None: only shown."""
 
     name: str
     value: float
     unit: str
     limit: float
     limit_name: str
-    target: float
+    target: float | None
     higher_is_better: bool = True
 
     @property
@@ -26,6 +26,8 @@ class Figure:
 
     @property
     def met(self) -> bool:
+        if self.target is None:
+            return True
         return self.ratio >= self.target if self.higher_is_better else self.ratio <= self.target
 
 
@@ -37,7 +39,13 @@ def table(figures: Sequence[Figure]) -> Table:
             f"{figure.value:,.4g} {figure.unit}",
             f"{figure.limit:,.4g} ({figure.limit_name})",
             f"{figure.ratio:.3f}",
-            f"{'>=' if figure.higher_is_better else '<='} {figure.target:g}",
-            "[green]met[/]" if figure.met else "[red]missed[/]",
+            *_verdict(figure),
         )
     return shown
+
+
+def _verdict(figure: Figure) -> tuple[str, str]:
+    if figure.target is None:
+        return "", ""
+    least = f"{'>=' if figure.higher_is_better else '<='} {figure.target:g}"
+    return least, "[green]met[/]" if figure.met else "[red]missed[/]"
