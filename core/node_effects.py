@@ -136,4 +136,15 @@ class DropLink:
     link: str
 
 
-SinkEffect = SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence | Admit | DropLink | Ended
+@dataclass(frozen=True, slots=True)
+class FetchOver:
+    """What another node was to lend for this prompt has come (tokens: how many, now in the prefix cache), or
+    will not (0). To PrefillScheduler.fetch_over."""
+
+    key: Key
+    tokens: int
+
+
+SinkEffect = (
+    SendTicket | SendRefusal | SendCommitted | SendRevoke | Fence | Admit | DropLink | FetchOver | Ended
+)

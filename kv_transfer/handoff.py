@@ -11,6 +11,9 @@ The way of one transfer (`handoff_source` and `handoff_sink` are its two state m
 
 Whatever ends it early leaves the source draining (its blocks stay until no write reads them) and the sink's
 fresh blocks quarantined until the source promised, was fenced, or is dead.
+
+A loan is the same in the other direction: what a node asked another for, of KV that is cached there. It is
+complete from the start, and its commit makes it an ordinary part of the sink's prefix cache.
 """
 
 from __future__ import annotations
@@ -38,6 +41,16 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class Loan:
+    """The beginning of a prompt, for whoever asked for it. key: of its request. tokens: whole blocks of both.
+    last_key: the prefix key of the last one, which stands for all that is before it (see core.prefix)."""
+
+    key: Key
+    tokens: int
+    last_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PeerPool:
     """What the source must know of the sink's pool to check a ticket and to aim writes."""
 
@@ -56,6 +69,15 @@ class SendReserve:
     transfer_id: int
     router_id: str
     request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class SendOffer:
+    """Ask for room for what the peer itself has asked for."""
+
+    link: str
+    transfer_id: int
+    loan: Loan
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +149,7 @@ class TransferFailed:
 
 SourceEffect = (
     SendReserve
+    | SendOffer
     | SubmitWrite
     | CancelWrites
     | SendCommit

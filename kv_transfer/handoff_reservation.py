@@ -50,7 +50,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 @dataclass(slots=True, eq=False)
 class Reservation:
     """number: order of arrival. keys: of the prompt's full blocks, once computed. cached: blocks found here,
-    one reference each; fresh: those to be written."""
+    one reference each; fresh: those to be written. loan: KV that this node asked for, which belongs to its
+    prefix cache when it is committed; the request is then the beginning of the one that waits for it."""
 
     link: str
     transfer_id: int
@@ -61,6 +62,7 @@ class Reservation:
     deadline_s: float | None
     state: State = State.WAITING
     bypassed: int = 0
+    loan: bool = False
     keys: tuple[bytes, ...] | None = None
     cached: list[int] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)

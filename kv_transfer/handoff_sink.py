@@ -23,6 +23,7 @@ from baton.core.node_effects import (
     DropLink,
     Ended,
     Fence,
+    FetchOver,
     Key,
     SendCommitted,
     SendRefusal,
@@ -65,7 +66,8 @@ class HandoffSink:
 
     link: one *writer*, named by node id and incarnation: a new stream of the same incarnation is the same
     link, a restarted writer another. Every method returns effects to be carried out in order. A reservation
-    that does not come to Admit gives one silent Ended, unless it was refused by `reserve`.
+    that does not come to Admit gives one silent Ended, unless it was refused by `reserve`; an offer one
+    FetchOver, unless it was refused by `offer`.
     """
 
     def __init__(self, kv: KvCache, limits: SinkLimits, revision: str) -> None:
@@ -83,23 +85,18 @@ class HandoffSink:
         self, now: float, link: str, transfer_id: int, request: Request, router_id: str
     ) -> list[SinkEffect]:
         """Queue a reservation, or refuse it. Deadline: now + request.timeout_s. Tickets come by `pump`."""
-        self.beat(now, link)
-        if (link, transfer_id) in self._all:
-            self._stale += 1
-            return []
-        if error := self._unfit(request):
-            return [SendRefusal(link, transfer_id, error)]
-        self._all[link, transfer_id] = Reservation(
-            link,
-            transfer_id,
-            request,
-            router_id,
-            number=next(self._numbers),
-            arrived_s=now,
-            deadline_s=None if request.timeout_s is None else now + request.timeout_s,
-        )
-        self._beats.setdefault(link, now)
-        return []
+        deadline_s = None if request.timeout_s is None else now + request.timeout_s
+        number = next(self._numbers)
+        return self._take(Reservation(link, transfer_id, request, router_id, number, now, deadline_s))
+
+    def offer(
+        self, now: float, link: str, transfer_id: int, request: Request, keys: tuple[bytes, ...]
+    ) -> list[SinkEffect]:
+        """Queue room for KV that this node asked for. request: whole blocks, whose prefix keys are `keys`.
+        Ends with one FetchOver, unless it is refused here."""
+        number = next(self._numbers)
+        one = Reservation(link, transfer_id, request, "", number, now, None, keys=keys, loan=True)
+        return self._take(one)
 
     def commit(
         self, now: float, link: str, transfer_id: int, tokens: int, output_ids: tuple[int, ...]
@@ -114,10 +111,12 @@ class HandoffSink:
         if one.state is State.QUARANTINED:  # crossed our revoke
             self._stale += 1
             return []
-        if one.state is State.GRANTED and (error := self._misfit(one.request, tokens, output_ids)):
+        if one.state is State.GRANTED and (error := self._misfit(one, tokens, output_ids)):
             return [SendRefusal(link, transfer_id, error), *self._give_up(one, revoke=False)]
         one.move(Event.COMMIT)
         del self._all[one.id]
+        if one.loan:
+            return [Fence(link, transfer_id), self._keep(one), SendCommitted(link, transfer_id)]
         admit = Admit(
             request=replace(one.request, output_ids=output_ids),
             blocks=tuple(one.cached + one.fresh),
@@ -190,7 +189,8 @@ class HandoffSink:
     # ---- this node's word --------------------------------------------------------------------------------
 
     def abort(self, now: float, key: Key) -> list[SinkEffect]:
-        """The request is cancelled. Unknown, committed or given up already: nothing happens."""
+        """The request is cancelled, or waits no longer for a loan. Unknown, committed or given up already:
+        nothing happens."""
         error = Unavailable("the request was cancelled at the decode node")
         live = [one for one in self._all.values() if one.key == key and one.live]
         return [effect for one in live for effect in self._refuse_or_revoke(one, error)]
@@ -280,6 +280,26 @@ class HandoffSink:
 
     # ---- parts -------------------------------------------------------------------------------------------
 
+    def _take(self, one: Reservation) -> list[SinkEffect]:
+        self.beat(one.arrived_s, one.link)
+        if one.id in self._all:
+            self._stale += 1
+            return []
+        if error := self._unfit(one.request):
+            return [SendRefusal(one.link, one.transfer_id, error)]
+        self._all[one.id] = one
+        self._beats.setdefault(one.link, one.arrived_s)
+        return []
+
+    def _keep(self, one: Reservation) -> FetchOver:
+        """What was lent is found by its keys from now on; nobody holds it yet."""
+        blocks = one.cached + one.fresh
+        assert one.keys is not None
+        for key, block in zip(one.keys, blocks, strict=True):
+            self._kv.publish(key, block)
+        self._kv.release(blocks)
+        return FetchOver(one.key, len(one.fresh) * self._kv.block_size)
+
     def _known(self, link: str, transfer_id: int) -> Reservation | None:
         one = self._all.get((link, transfer_id))
         self._stale += one is None
@@ -299,10 +319,13 @@ class HandoffSink:
             return ResourceExhausted(f"{self._limits.max_waiting} hand-offs are waiting for decode")
         return None
 
-    def _misfit(self, request: Request, tokens: int, output_ids: tuple[int, ...]) -> BatonError | None:
+    def _misfit(self, one: Reservation, tokens: int, output_ids: tuple[int, ...]) -> BatonError | None:
         """What is wrong with a commit."""
+        request = one.request
         if tokens != request.prefill_tokens:
             return InvalidArgument(f"{tokens} tokens committed of {request.prefill_tokens}", field="tokens")
+        if one.loan:
+            return InvalidArgument("come with no loan", field="output_ids") if output_ids else None
         if len(output_ids) != len(request.output_ids) + 1 or output_ids[:-1] != request.output_ids:
             return InvalidArgument("must continue the request's by one token", field="output_ids")
         try:
@@ -363,6 +386,8 @@ class HandoffSink:
         else:
             self._kv.release(one.cached + one.fresh)
 
-    def _ended(self, one: Reservation) -> Ended:
+    def _ended(self, one: Reservation) -> Ended | FetchOver:
+        if one.loan:
+            return FetchOver(one.key, 0)
         outputs = len(one.request.output_ids)
         return Ended(one.key, FinishReason.CANCELLED, outputs, silent=True)

@@ -14,7 +14,7 @@ from baton.core.errors import BatonError, Unavailable
 from baton.core.node_effects import Key
 from baton.core.request import Request
 from baton.kv_transfer import handoff
-from baton.kv_transfer.handoff import PeerPool, SourceEffect, Ticket
+from baton.kv_transfer.handoff import Loan, PeerPool, SourceEffect, Ticket
 from baton.kv_transfer.handoff_export import Event, Export, Promise, State, ticket_fault
 from baton.kv_transfer.writes import Completion, Outcome, Write
 
@@ -50,20 +50,20 @@ class HandoffSource:
         self, now: float, link: str, peer: PeerPool, request: Request, router_id: str
     ) -> list[SourceEffect]:
         """A request was accepted whose KV goes over `link`. Ends with exactly one Release."""
-        key = (request.id, request.attempt)
-        if key in self._by_key:
-            raise Unavailable(f"a hand-off of request {key} is under way")
-        export = Export(
-            transfer_id=next(self._ids),
-            key=key,
-            link=link,
-            peer=peer,
-            prompt_tokens=request.prefill_tokens,
-            block_size=self._block_size,
-            timeout_at_s=now + self._limits.reserve_timeout_s,
-        )
-        self._exports[export.transfer_id] = self._by_key[key] = export
+        export = self._new(now, (request.id, request.attempt), link, peer, request.prefill_tokens)
         return [handoff.SendReserve(link, export.transfer_id, router_id, request)]
+
+    def lend(
+        self, now: float, link: str, peer: PeerPool, key: Key, loan: Loan, blocks: Sequence[int]
+    ) -> list[SourceEffect]:
+        """Cached KV goes over `link`, to who asked for it: complete from the start. key: what it is called
+        here. Ends with exactly one Release."""
+        export = self._new(now, key, link, peer, loan.tokens)
+        export.move(Event.PREFILLED)
+        export.kv(loan.tokens, blocks)
+        export.output_ids = ()
+        export.prefilled_s = now
+        return [handoff.SendOffer(link, export.transfer_id, loan)]
 
     def kv_ready(self, now: float, key: Key, tokens: int, blocks: Sequence[int]) -> list[SourceEffect]:
         """KV of [0, tokens) is in `blocks` for good. Unknown keys (given up before) are dropped."""
@@ -197,6 +197,21 @@ class HandoffSource:
             assert export.ticket is not None or not export.under_way, "written without a ticket"
 
     # ---- parts -------------------------------------------------------------------------------------------
+
+    def _new(self, now: float, key: Key, link: str, peer: PeerPool, tokens: int) -> Export:
+        if key in self._by_key:
+            raise Unavailable(f"a hand-off of request {key} is under way")
+        export = Export(
+            transfer_id=next(self._ids),
+            key=key,
+            link=link,
+            peer=peer,
+            prompt_tokens=tokens,
+            block_size=self._block_size,
+            timeout_at_s=now + self._limits.reserve_timeout_s,
+        )
+        self._exports[export.transfer_id] = self._by_key[key] = export
+        return export
 
     def _current(self, link: str, transfer_id: int) -> Export | None:
         """The transfer, unless it is over, given up, or another link's: then its message is late."""

@@ -16,6 +16,7 @@ from baton.core.node_effects import (
     DropLink,
     Ended,
     Fence,
+    FetchOver,
     Key,
     SendCommitted,
     SendRefusal,
@@ -24,6 +25,7 @@ from baton.core.node_effects import (
     SinkEffect,
 )
 from baton.core.phase import Phase
+from baton.core.prefix import chain, root_key
 from baton.core.request import Request
 from baton.core.sequence import Sequence
 from baton.kv_transfer import handoff
@@ -80,6 +82,20 @@ class Process:
         peer = handoff.PeerPool(self.world.kv.block_size, self.world.kv.pool.num_blocks)
         self.run(self.source.start(self.world.now, self.name, peer, request, "router"))
 
+    def lend(self, request: Request) -> None:
+        """The prompt, whole blocks, is cached here, and the sink has asked for it."""
+        key, ids = (request.id, request.attempt), request.token_ids
+        prompt = self.prompts[key] = Prompt(
+            request, self.kv.allocate(self.kv.blocks_for(len(ids))), done=True
+        )
+        self.outcomes[key] = []
+        for position in range(len(ids)):
+            self.memory.write(prompt.blocks, position, digest(ids[: position + 1]))
+        loan = handoff.Loan(key, len(ids), self.world.keys(ids)[-1])
+        self.world.asked[key] = request
+        peer = handoff.PeerPool(self.world.kv.block_size, self.world.kv.pool.num_blocks)
+        self.run(self.source.lend(self.world.now, self.name, peer, key, loan, prompt.blocks))
+
     def compute(self, prompt: Prompt, tokens: int) -> None:
         """A chunk of the prompt; with the last one, the first output token."""
         request, ids = prompt.request, prompt.request.token_ids
@@ -119,6 +135,8 @@ class Process:
                     self.outcomes[key].append(effect)
                 case handoff.SendReserve(link, i, router, request):
                     self.say(lambda to=link, i=i, q=request, r=router: sink.reserve(world.now, to, i, q, r))
+                case handoff.SendOffer(link, i, loan):
+                    self.say(lambda to=link, i=i, o=loan: world.offered(to, i, o))
                 case handoff.SendCommit(link, i, tokens, ids):
                     self.say(lambda to=link, i=i, t=tokens, o=ids: sink.commit(world.now, to, i, t, o))
                 case handoff.SendAbandon(link, i):
@@ -167,6 +185,8 @@ class World:
     residents: list[Resident] = field(default_factory=list)
     admitted: Counter[Key] = field(default_factory=Counter)
     ended: Counter[Key] = field(default_factory=Counter)
+    asked: dict[Key, Request] = field(default_factory=dict)  # loans: what the sink wants to have
+    fetched: dict[Key, list[int]] = field(default_factory=dict)  # tokens that came, by FetchOver
     permits: set[tuple[str, int]] = field(default_factory=set)  # transfers whose writes may land
     births: int = 0
 
@@ -277,6 +297,9 @@ class World:
                     self.process(link).lose_stream()
                 case Admit():
                     self.admit(effect)
+                case FetchOver(key, tokens):
+                    self.fetched.setdefault(key, []).append(tokens)
+                    self.residents_are_right()
                 case Ended(key):
                     self.ended[key] += 1
 
@@ -284,6 +307,15 @@ class World:
         process = self.process(link)
         if process.up:
             process.to_source.append(lambda: message(process.source))
+
+    def keys(self, ids: tuple[int, ...]) -> tuple[bytes, ...]:
+        return tuple(chain(root_key(revision="r"), ids, self.kv.block_size))
+
+    def offered(self, link: str, transfer_id: int, loan: handoff.Loan) -> list[SinkEffect]:
+        request = self.asked[loan.key]
+        keys = self.keys(request.token_ids)
+        assert keys[-1] == loan.last_key
+        return self.sink.offer(self.now, link, transfer_id, request, keys)
 
     def fence(self, link: str, transfer_id: int) -> None:
         if not self.fences:
@@ -305,6 +337,9 @@ class World:
     def residents_are_right(self) -> None:
         for resident in self.residents:
             self.memory.must_hold(resident.blocks, resident.tokens, resident.computed)
+        for request in self.asked.values():  # what was lent, or got here otherwise, is what can be found
+            found = self.kv.index.match(self.keys(request.token_ids))
+            self.memory.must_hold(found, request.token_ids, len(found) * self.kv.block_size)
 
     def books_agree(self) -> None:
         self.kv.check()

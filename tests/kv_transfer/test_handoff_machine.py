@@ -41,6 +41,15 @@ class HandoffMachine(RuleBasedStateMachine):
             if process.up and fits:
                 process.start(Request(str(next(self.ids)), prompt, max_tokens=9, timeout_s=timeout_s))
 
+    @rule(data=st.data(), blocks=st.integers(1, 7), other=st.booleans())
+    def lend(self, data: st.DataObject, blocks: int, other: bool) -> None:
+        """Between pools of equal blocks."""
+        process, size = self.one_of(data), self.world.kv.block_size
+        prompt = ((50,) * 16 if other else LONG)[: blocks * size]
+        blocks = len(prompt) // size
+        if process.up and process.memory.block_size == size and process.kv.available >= blocks:
+            process.lend(Request(str(next(self.ids)), prompt[: blocks * size]))
+
     @rule(ticks=st.integers(1, 8), data=st.data(), keep=st.integers(0, 2))
     def go(self, ticks: int, data: st.DataObject, keep: int) -> None:
         """Some of what can happen happens: each process computes, hears, is heard, and writes, or not."""
@@ -123,8 +132,12 @@ class HandoffMachine(RuleBasedStateMachine):
         for process in self.alive():
             assert process.kv.pool.owned == 0, "blocks did not come back to prefill"
             for key in process.outcomes:
-                if outcome_of(process, key) == "handed off":
+                if outcome_of(process, key) == "handed off" and key not in world.asked:
                     assert world.admitted[key] == 1
+        for key, came in world.fetched.items():
+            assert len(came) == 1, "a loan ended twice"
+            assert key not in world.admitted, "a loan was taken for a request"
+            assert key not in world.ended, "a loan ended its request"
 
 
 TestHandoffMachine = HandoffMachine.TestCase
