@@ -16,11 +16,13 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt's computation began. cached_tokens: prompt tokens found in the prefix cache."""
+    """The prompt's computation began. cached_tokens: prompt tokens found in the prefix cache; fetched_tokens:
+    of these, what another node lent for it."""
 
     key: Key
     cached_tokens: int
     queued_s: float
+    fetched_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,17 @@ from baton.core.errors import BatonError
 from baton.core.load import Role
 from baton.core.node_effects import Key
 from baton.core.request import Request
+from baton.kv_transfer.handoff import Loan
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """KV of a new request's first tokens that another node is being asked for. lender: its link's name.
+    patience_s: how long the request may wait for that once it could have begun."""
+
+    lender: str
+    tokens: int
+    patience_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +28,23 @@ class Add:
     request: Request
     deadline_s: float | None
     in_place: bool
+    fetch: Fetch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """The other node will lend nothing for this request."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Another node wants what is cached here of a prefix, named by its keys; comes back as `core.Lent`. Held
+    until ExportEnded."""
+
+    key: Key
+    keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +64,8 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class ExportEnded:
-    """The hand-off of this request is over (done or given up) and no write reads its blocks any more."""
+    """The hand-off of this request, or the loan, is over (done or given up) and no write reads its blocks any
+    more."""
 
     key: Key
 
@@ -47,6 +76,15 @@ class Reserve:
     transfer_id: int
     request: Request
     router_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """KV that this node asked for."""
+
+    link: str
+    transfer_id: int
+    loan: Loan
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +151,8 @@ class Snapshot:
     token: int
 
 
-SinkCommand = Reserve | Commit | Abandon | Fenced | LinkReturned | LinkBeat | LinkLost | WriterDead
+SinkCommand = Reserve | Offer | Commit | Abandon | Fenced | LinkReturned | LinkBeat | LinkLost | WriterDead
 
-Command = Add | AbortKeys | Fail | ExportEnded | SetRole | SetDraining | Snapshot | SinkCommand
+Command = (
+    Add | AbortKeys | Fail | ExportEnded | FetchFailed | Lend | SetRole | SetDraining | Snapshot | SinkCommand
+)

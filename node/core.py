@@ -1,7 +1,7 @@
 """Both roles of a node over one block pool: the pure heart that the engine thread turns.
 
 prefill scheduler ──Prefilled──▶ the hand-off, on the event loop ──ExportEnded──▶ KV given back
-       │ in place
+       │ in place          Lend ──▶ loans ──Lent──▶ the same, for KV that is cached here
        ▼
 decode scheduler  ◀──Admit── hand-off sink ◀── Reserve / Commit of prefill nodes
 """
@@ -13,25 +13,29 @@ from dataclasses import dataclass
 
 from baton.core.batch import Row, SharedPrefix, StepOutput
 from baton.core.cascade import CascadeCost, shared_prefixes
-from baton.core.errors import BatonError, IllegalTransition
+from baton.core.errors import BatonError, IllegalTransition, NotFound
 from baton.core.kvcache import KvCache, KvEvents
 from baton.core.load import LoadReport, Role
 from baton.core.node_effects import (
     Admit,
     DropLink,
     Ended,
+    FetchOver,
     Key,
     KvReady,
     NodeEffect,
     Prefilled,
+    SendRefusal,
     SinkEffect,
 )
-from baton.core.request import FinishReason, Request
+from baton.core.request import FinishReason
 from baton.decode_node.scheduler import DecodeScheduler
 from baton.kv_transfer.handoff_sink import HandoffSink
 from baton.node import commands as cmd
+from baton.node.loans import Loans
 from baton.node.pace import Pace
 from baton.node.samples import StepSamples
+from baton.prefill_node.fetch import Fetch
 from baton.prefill_node.scheduler import PrefillScheduler
 
 
@@ -39,6 +43,15 @@ from baton.prefill_node.scheduler import PrefillScheduler
 class SnapshotOut:
     token: int
     keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What became of a Lend: blocks of the longest beginning that is cached here, or why there are none."""
+
+    key: Key
+    blocks: tuple[int, ...] = ()
+    error: BatonError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +93,8 @@ class CoreLimits:
     by_latency: bool = True
 
 
-Out = NodeEffect | SinkEffect | Admitted | Misbehaved | SnapshotOut | KvChange | LoadOut | BaseException
+Told = Admitted | Misbehaved | Lent | SnapshotOut | KvChange | LoadOut
+Out = NodeEffect | SinkEffect | Told | BaseException
 
 
 MOST_WITHOUT = 7  # steps in a row that leave no time for prompts
@@ -102,6 +116,7 @@ class NodeCore:
         self.prefill = prefill
         self.decode = decode
         self.sink = sink
+        self.loans = Loans(kv)
         self.role = role
         self.draining = False
         self._limits = limits
@@ -131,15 +146,20 @@ class NodeCore:
     def handle(self, now: float, command: cmd.Command) -> None:
         self._changed = True
         match command:
-            case cmd.Add(request, deadline_s, in_place):
-                self._add(now, request, deadline_s, in_place)
+            case cmd.Add():
+                self._add(now, command)
             case cmd.AbortKeys(keys):
                 for key in keys:
                     self._abort(now, key)
             case cmd.Fail(key, error):
                 self._emit(now, self.prefill.fail(key, error))
             case cmd.ExportEnded(key):
-                self.prefill.release(key)
+                if not self.loans.release(key):
+                    self.prefill.release(key)
+            case cmd.FetchFailed(key):
+                self.prefill.fetch_over(key, 0)
+            case cmd.Lend(key, keys):
+                self._outs.append(self._lend(key, keys))
             case cmd.SetRole(role):
                 self.role = role
             case cmd.SetDraining(draining):
@@ -163,6 +183,11 @@ class NodeCore:
         match command:
             case cmd.Reserve(link, transfer_id, request, router_id):
                 return sink.reserve(now, link, transfer_id, request, router_id)
+            case cmd.Offer(link, transfer_id, loan):
+                try:
+                    return sink.offer(now, link, transfer_id, *self.prefill.asked_for(link, loan))
+                except NotFound as error:
+                    return [SendRefusal(link, transfer_id, error)]
             case cmd.Commit(link, transfer_id, tokens, output_ids):
                 return sink.commit(now, link, transfer_id, tokens, output_ids)
             case cmd.Abandon(link, transfer_id, revoked):
@@ -202,6 +227,8 @@ class NodeCore:
             budget = min(budget, self._prompt_tokens(now, rows))
         if budget > 0 and self.prefill.busy:
             rows = rows + self.prefill.schedule(now, budget, self.decode.headroom_blocks())
+            for key in self.prefill.take_impatient():
+                self._sunk(now, self.sink.abort(now, key))
         self._rows = tuple(rows)
         return self._rows
 
@@ -283,7 +310,7 @@ class NodeCore:
             draining=self.draining,
             waiting=prefill.waiting + decode.waiting,
             running=prefill.running + decode.running,
-            exporting=prefill.exporting,
+            exporting=prefill.exporting + len(self.loans),
             reserved=sink.reserved + sink.waiting,
             waiting_tokens=prefill.waiting_tokens,
             waiting_work=prefill.waiting_work,
@@ -303,18 +330,28 @@ class NodeCore:
         self.prefill.check()
         self.decode.check()
         self.sink.check()
+        self.loans.check()
 
     # ---- inside ------------------------------------------------------------------------------------------
 
-    def _add(self, now: float, request: Request, deadline_s: float | None, in_place: bool) -> None:
+    def _add(self, now: float, add: cmd.Add) -> None:
+        request = add.request
         key = (request.id, request.attempt)
+        fetch = None if add.fetch is None else Fetch(add.fetch.lender, add.fetch.tokens, add.fetch.patience_s)
         try:
-            self.prefill.add(now, request, deadline_s, remote=not in_place)
+            self.prefill.add(now, request, add.deadline_s, remote=not add.in_place, fetch=fetch)
         except BatonError as error:
             self._outs.append(Ended(key, FinishReason.ERROR, len(request.output_ids), error=error))
             return
-        if in_place:
+        if add.in_place:
             self._in_place.add(key)
+
+    def _lend(self, key: Key, keys: Sequence[bytes]) -> Lent:
+        keep = self.decode.headroom_blocks() + self.prefill.wanted_blocks()
+        try:
+            return Lent(key, self.loans.lend(key, keys, keep))
+        except BatonError as error:
+            return Lent(key, error=error)
 
     def _abort(self, now: float, key: Key) -> None:
         self._emit(now, self.prefill.abort(key, silent=True))
@@ -341,6 +378,8 @@ class NodeCore:
                 self._outs.append(Admitted((request.id, request.attempt), effect.router_id))
                 self._emit(now, self.decode.admit(now, effect))
             else:
+                if isinstance(effect, FetchOver):
+                    self.prefill.fetch_over(effect.key, effect.tokens)
                 self._outs.append(effect)
 
     def _kv_changes(self) -> None:

@@ -9,6 +9,7 @@ from itertools import chain
 from baton.core.batch import TokenLogprobs
 from baton.core.node_effects import Key
 from baton.core.sequence import Sequence
+from baton.prefill_node.fetch import Fetch
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +18,8 @@ class Job:
 
     number: order of arrival. pinned: a hand-off may read its blocks, so they stay until `release`. exposed:
     it was told which blocks (KvReady), so they cannot be taken back. bypassed: later prompts that started
-    while this one waited for blocks.
+    while this one waited for blocks. fetch: what another node is to lend, while that may come; lent_tokens:
+    how much that is, or was.
     """
 
     seq: Sequence
@@ -25,7 +27,15 @@ class Job:
     pinned: bool
     exposed: bool = False
     bypassed: int = 0
+    fetch: Fetch | None = None
+    lent_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that are likely to be computed here yet."""
+        left = self.seq.remaining
+        return left if self.seq.computed or not self.lent_tokens else max(1, left - self.lent_tokens)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -37,7 +47,8 @@ class Job:
 class Stages:
     """waiting ──▶ running ──▶ exporting ──▶ gone, and `held`: ended, blocks kept for a hand-off.
 
-    A job is in one of them. deadlines: of those not ended that have one."""
+    A job is in one of them. deadlines: of those not ended that have one. fetching: those that wait and are
+    promised KV of another node."""
 
     def __init__(self) -> None:
         self.waiting: dict[Key, Job] = {}
@@ -45,9 +56,12 @@ class Stages:
         self.exporting: dict[Key, Job] = {}
         self.held: dict[Key, Job] = {}
         self.deadlines: dict[Key, float] = {}
+        self.fetching: dict[Key, Job] = {}
 
     def add(self, job: Job) -> None:
         self.waiting[job.seq.key] = job
+        if job.fetch is not None:
+            self.fetching[job.seq.key] = job
         if job.seq.deadline_s is not None:
             self.deadlines[job.seq.key] = job.seq.deadline_s
 
@@ -71,6 +85,8 @@ class Stages:
             other.pop(key, None)
         if stage is not None:
             stage[key] = job
+        if stage is not self.waiting and self.fetching.pop(key, None) is not None:
+            job.fetch = None
         if stage is None or stage is self.held:
             self.deadlines.pop(key, None)
 

@@ -72,7 +72,7 @@ class Queue:
         self._credit_tokens = min(max(self._credit_tokens, -1e5), 1e4)
 
     def _work_s(self, job: Job) -> float:
-        return job.seq.remaining * self.token_s
+        return job.to_compute * self.token_s
 
     def _arrival(self, job: Job) -> tuple[float, int]:
         return job.seq.arrived_s + job.seq.request.priority * self._limits.priority_s, job.number

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, count
 
 from baton.core.batch import Row, RowOutput
@@ -29,7 +30,9 @@ from baton.core.node_effects import Ended, Key, KvReady, NodeEffect, Prefilled, 
 from baton.core.phase import Move, Phase
 from baton.core.request import FinishReason, Request
 from baton.core.sequence import Sequence, finish_of
+from baton.kv_transfer.handoff import Loan
 from baton.prefill_node.admission import Admission, check_fits
+from baton.prefill_node.fetch import Fetch
 from baton.prefill_node.jobs import Job, Stages
 from baton.prefill_node.limits import PrefillLimits, PrefillStats
 from baton.prefill_node.order import Queue
@@ -52,16 +55,26 @@ class PrefillScheduler:
         self._flight = Flight()
         self._numbers = count()
         self._pending: list[NodeEffect] = []  # said at the next complete
+        self._impatient: list[Key] = []  # prompts that wait no longer for what they were promised
         self._queries = self._hits = self._preemptions = 0
 
     # ---- requests come and go ----------------------------------------------------------------------------
 
-    def add(self, now: float, request: Request, deadline_s: float | None, *, remote: bool) -> None:
+    def add(
+        self,
+        now: float,
+        request: Request,
+        deadline_s: float | None,
+        *,
+        remote: bool,
+        fetch: Fetch | None = None,
+    ) -> None:
         """Queue a request.
 
         remote: its KV goes to another node, and a hand-off is started for it right after this returns;
-        its blocks then stay until `release`. Not remote: `take` follows its Prefilled. Raises InvalidArgument
-        (can never fit), ResourceExhausted (the queue is full), Unavailable (the key is here already).
+        its blocks then stay until `release`. Not remote: `take` follows its Prefilled. fetch: KV that another
+        node was asked for, until `fetch_over`. Raises InvalidArgument (can never fit), ResourceExhausted (the
+        queue is full), Unavailable (the key is here already).
         """
         check_fits(request, self._limits, self._kv)
         if self._stages.known((request.id, request.attempt)):
@@ -71,7 +84,10 @@ class PrefillScheduler:
             wait_s = tokens * self._queue.token_s
             raise ResourceExhausted(f"{self._limits.max_waiting} prompts are waiting", retry_after_s=wait_s)
         seq = Sequence(request, Phase.QUEUED, arrived_s=now, deadline_s=deadline_s)
-        self._stages.add(Job(seq, next(self._numbers), pinned=remote))
+        job = Job(seq, next(self._numbers), pinned=remote)
+        if fetch is not None and self._kv.prefix_caching and not job.wants_prompt_logprobs:
+            job.fetch, job.lent_tokens = fetch, fetch.tokens
+        self._stages.add(job)
 
     def abort(self, key: Key, *, silent: bool = False) -> list[NodeEffect]:
         """End a request in whatever phase it is. Unknown or ended: nothing happens. A request in the batch
@@ -114,6 +130,32 @@ class PrefillScheduler:
         self._stages.move(job, None)
         return job.seq
 
+    # ---- KV of other nodes -------------------------------------------------------------------------------
+
+    def asked_for(self, link: str, loan: Loan) -> tuple[Request, tuple[bytes, ...]]:
+        """What a loan that is offered is for: the beginning of a request that waits, and its prefix keys.
+        NotFound: for nothing (any more)."""
+        job = self._stages.fetching.get(loan.key)
+        if job is None or job.fetch is None:
+            raise NotFound("no prompt waits for it")
+        seq, size = job.seq, self._kv.block_size
+        seq.extend_keys(size, min(job.fetch.tokens, len(seq.token_ids)), self._revision)
+        if error := job.fetch.fault(link, loan, seq, size):
+            raise error
+        beginning = tuple(seq.token_ids[: loan.tokens])
+        request = replace(seq.request, prompt_ids=beginning, output_ids=(), timeout_s=None)
+        return request, tuple(seq.keys[: loan.tokens // size])
+
+    def fetch_over(self, key: Key, tokens: int) -> None:
+        """What was asked for is in the prefix cache, or will not come (0). Unknown: no-op."""
+        if job := self._stages.fetching.pop(key, None):
+            job.fetch, job.lent_tokens = None, tokens
+
+    def take_impatient(self) -> list[Key]:
+        """Prompts that have given up waiting for another node's KV since the last call."""
+        keys, self._impatient = self._impatient, []
+        return keys
+
     # ---- one step ----------------------------------------------------------------------------------------
 
     def schedule(self, now: float, budget_tokens: int, keep_blocks: int = 0) -> list[Row]:
@@ -125,8 +167,11 @@ class PrefillScheduler:
         for job in self._queue.sorted(self._stages.unfinished(), now):
             if left <= 0:
                 break
-            if job.seq.phase is Phase.QUEUED and not self._start(now, job, keep_blocks, grants):
-                continue
+            if job.seq.phase is Phase.QUEUED:
+                if job.fetch is not None and self._holds(job, job.fetch, now):
+                    continue
+                if not self._start(now, job, keep_blocks, grants):
+                    continue
             grants[job] = min(job.seq.remaining, self._limits.chunk_tokens, left)
             left -= grants[job]
             if grants[job] == job.seq.remaining and sum(grants.values()) >= self._limits.enough_tokens:
@@ -181,9 +226,14 @@ class PrefillScheduler:
         return bool(self._stages.waiting or self._stages.running)
 
     def next_wakeup(self) -> float | None:
-        """When `expire` is next due."""
-        deadlines = self._stages.deadlines
-        return min(deadlines.values()) if deadlines else None
+        """When `expire` is next due, or a prompt's patience ends."""
+        stages = self._stages
+        due = min(stages.deadlines.values()) if stages.deadlines else None
+        for job in stages.fetching.values():
+            when = None if job.fetch is None else job.fetch.due_s
+            if when is not None and (due is None or when < due):
+                due = when
+        return due
 
     def wanted_blocks(self) -> int:
         """Blocks that a starving prompt waits for: others should leave them free (`HandoffSink.pump`)."""
@@ -193,9 +243,9 @@ class PrefillScheduler:
         stages = self._stages
         tokens, work = 0, 0.0
         for job in stages.unfinished():
-            left = job.seq.remaining
+            left = job.to_compute
             tokens += left
-            work += left * (job.seq.computed + left / 2)
+            work += left * (len(job.seq.token_ids) - left / 2)
         return PrefillStats(
             waiting=len(stages.waiting),
             running=len(stages.running),
@@ -227,10 +277,21 @@ class PrefillScheduler:
             for job in stage.values():
                 assert job.seq.phase is phase, f"{job.seq.phase} among {phase}"
         assert not any(job.seq.blocks for job in stages.waiting.values()), "a waiting prompt holds blocks"
+        fetching = {key: job for key, job in stages.waiting.items() if job.fetch is not None}
+        assert stages.fetching == fetching, "a fetch is not that of a waiting prompt"
+        assert all(job.fetch is None for job in jobs if job.seq.key not in fetching)
         for job in stages.running.values():
             assert len(job.seq.blocks) == self._kv.blocks_for(len(job.seq.token_ids)), "a prompt lacks blocks"
 
     # ---- parts -------------------------------------------------------------------------------------------
+
+    def _holds(self, job: Job, fetch: Fetch, now: float) -> bool:
+        """It waits for KV of another node, while others go first; but not for ever."""
+        if fetch.holds(now):
+            return True
+        self._impatient.append(job.seq.key)
+        self.fetch_over(job.seq.key, 0)
+        return False
 
     def _start(self, now: float, job: Job, keep_blocks: int, granted: Mapping[Job, int]) -> bool:
         victim = None
@@ -248,7 +309,8 @@ class PrefillScheduler:
             seq.cached = seq.computed
             self._queries += len(seq.token_ids)
             self._hits += seq.cached
-            self._pending.append(Started(seq.key, seq.cached, now - seq.arrived_s))
+            lent = min(job.lent_tokens, seq.cached)
+            self._pending.append(Started(seq.key, seq.cached, now - seq.arrived_s, lent))
         return True
 
     def _slot_of_lower_priority(self, job: Job, granted: Mapping[Job, int]) -> Job | None:

@@ -21,7 +21,7 @@ def check_node(node: SimNode) -> None:
 def check_references(core: NodeCore) -> None:
     """Conservation: as many owners of each block as there are sequences and reservations that hold it."""
     held: Counter[int] = Counter()
-    for part in (core.prefill, core.decode, core.sink):
+    for part in (core.prefill, core.decode, core.sink, core.loans):
         for blocks in part.owned():
             held.update(blocks)
     kv: KvCache = core.kv
