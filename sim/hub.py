@@ -11,6 +11,7 @@ from baton.core.load import LoadReport
 from baton.router.events import Event, NodeInfo
 from baton.sim.clock import Clock
 from baton.sim.flows import Flows
+from baton.sim.host import Host
 from baton.sim.network import Network
 from baton.sim.spec import ClusterSpec
 
@@ -34,9 +35,9 @@ class Inbox(Protocol):
 
 @dataclass(slots=True)
 class Hub:
-    """nodes: the processes that run now, by node id. leaps: whether steps whose batch stays the same are
-    taken together. beat_s: how long a node may say nothing. touched: nodes at which something has happened
-    since somebody last looked. roles: (when, node id, role it took)."""
+    """nodes: the processes that run now, by node id. hosts: those that nodes share, by name. leaps: whether
+    steps whose batch stays the same are taken together. beat_s: how long a node may say nothing. touched:
+    nodes at which something has happened since somebody last looked. roles: (when, node id, role it took)."""
 
     clock: Clock
     network: Network
@@ -46,10 +47,14 @@ class Hub:
     leaps: bool = True
     beat_s: float = 1.0
     nodes: dict[str, SimNode] = field(default_factory=dict)
+    hosts: dict[str, Host] = field(default_factory=dict)
     report_delays: dict[str, float] = field(default_factory=dict)
     roles: list[tuple[float, str, str]] = field(default_factory=list)
     touched: set[str] = field(default_factory=set)
     inbox: Inbox = field(init=False)
+
+    def host(self, name: str) -> Host:
+        return self.hosts.setdefault(name, Host())
 
     def dice(self, name: str) -> Random:
         """Dice of somebody's own: what others throw does not change them."""

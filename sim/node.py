@@ -32,6 +32,7 @@ from baton.sim.build import node_core, node_info, tried
 from baton.sim.engine import Engine
 from baton.sim.events import node_event
 from baton.sim.exporter import Exporter, ExportPort
+from baton.sim.hosted_engine import HostedEngine
 from baton.sim.hub import ROUTER, Hub
 from baton.sim.importer import Importer
 from baton.sim.reporter import Reporter
@@ -55,7 +56,12 @@ class SimNode:
         self.info = node_info(spec, self.incarnation, self.core)
         dice = hub.dice(self.incarnation)
         source = HandoffSource(spec.profile.block_size, first_id=1 + dice.getrandbits(48))
-        self.engine = Engine(hub, self.core, spec, dice, self._on_outs)
+        beside = spec.profile.beside
+        self.engine = (
+            HostedEngine(hub, self.core, spec, dice, self._on_outs, beside)
+            if spec.host and beside is not None
+            else Engine(hub, self.core, spec, dice, self._on_outs)
+        )
         self.reporter = Reporter(hub, self.engine, self._report)
         port = ExportPort(self._fail, self._export_ended, self._handed_off, self.reporter.transferred)
         self.exporter = Exporter(hub, spec.node_id, self.incarnation, spec.profile, source, port)

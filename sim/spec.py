@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from baton.core.load import Role
 from baton.sim.cost import StepCost, StepWork
+from baton.sim.host import Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class Profile:
 
     noise: relative standard deviation of a step's time. write_s: what a KV write costs besides its bytes.
     nic_bytes_s: bytes per second that the node can send, and as many that it can receive. gpus: devices that
-    one node takes, for figures per device. The limits are those of `runtime.config`, by the same names.
+    one node takes, for figures per device. beside: what nodes of one host do to each other; None: nothing.
+    The limits are those of `runtime.config`, by the same names.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Profile:
     prefix_caching: bool = True
     noise: float = 0.0
     gpus: float = 1.0
+    beside: Beside | None = None
 
     @property
     def prompt_token_s(self) -> float:
@@ -43,12 +46,14 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """pace: how much slower than its profile this one is."""
+    """pace: how much slower than its profile this one is. host: nodes that name the same one share it; "":
+    one of its own."""
 
     node_id: str
     role: Role
     profile: Profile
     pace: float = 1.0
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,9 @@ class ClusterSpec:
         nodes += [NodeSpec(f"d{i}", Role.DECODE, second) for i in range(decode)]
         nodes += [NodeSpec(f"b{i}", Role.BOTH, profile) for i in range(both)]
         return cls(tuple(nodes))
+
+    def on_one_host(self, name: str = "host") -> ClusterSpec:
+        return replace(self, nodes=tuple(replace(node, host=name) for node in self.nodes))
 
     def with_network(self, network: NetworkSpec) -> ClusterSpec:
         return replace(self, network=network)
