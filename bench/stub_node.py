@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from baton.core.batch import TokenLogprobs
-from baton.core.errors import BatonError, FailedPrecondition
+from baton.core.errors import BatonError, FailedPrecondition, NotFound
 from baton.core.load import LoadReport, Role
 from baton.core.model import PROTOCOL_VERSION, Fingerprint, ModelInfo
 from baton.core.node_effects import TokensOut
@@ -179,6 +179,11 @@ class StubNode(node_pb2_grpc.NodeServicer, prefill_node_pb2_grpc.PrefillNodeServ
             )
         )
         return prefill_node_pb2.PrefillResponse()
+
+    async def Lend(
+        self, request: prefill_node_pb2.LendRequest, context: Any
+    ) -> prefill_node_pb2.LendResponse:
+        raise NotFound("it caches nothing")
 
     async def Abort(self, request: node_pb2.AbortRequest, context: Any) -> node_pb2.AbortResponse:
         for item in request.items:

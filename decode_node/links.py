@@ -26,11 +26,13 @@ Out = asyncio.Queue[pb.HandoffResponse | None]
 
 @dataclass(slots=True)
 class Link:
-    """One prefill process as seen from here. out: the current stream's messages; None: no stream now."""
+    """One prefill process as seen from here. out: the current stream's messages; None: no stream now.
+    kv_dtype: of its pool."""
 
     name: str
     incarnation: str
     transport: str = ""
+    kv_dtype: str = ""
     out: Out | None = None
     pidfd: int | None = None
     opened: set[int] = field(default_factory=set)  # transfers whose writes may land

@@ -13,9 +13,11 @@ import structlog
 from baton.core.errors import BatonError, FailedPrecondition, InvalidArgument, Unavailable
 from baton.core.model import ModelInfo
 from baton.core.node_effects import DropLink, Fence, SendCommitted, SendRefusal, SendRevoke, SendTicket
+from baton.core.prefix import HASH_BYTES
 from baton.core.request import Request
 from baton.decode_node.links import Link, Links, Out
 from baton.kv_transfer.api import KvTransport
+from baton.kv_transfer.handoff import Loan
 from baton.kv_transfer.layout import KvLayout, compatible
 from baton.proto.v1 import decode_node_pb2 as pb
 from baton.proto.v1.decode_node_pb2_grpc import DecodeNodeServicer
@@ -52,6 +54,8 @@ class SinkPort(Protocol):
     def reserve(self, link: str, transfer_id: int, request: Request, router_id: str) -> None:
         """BatonError: refused at once."""
 
+    def offer(self, link: str, transfer_id: int, loan: Loan) -> None: ...
+
     def commit(self, link: str, transfer_id: int, tokens: int, output_ids: tuple[int, ...]) -> None: ...
 
     def abandon(self, link: str, transfer_id: int, *, revoked: bool) -> None: ...
@@ -82,6 +86,7 @@ class DecodeService(DecodeNodeServicer):
         name = f"{hello.node_id}/{hello.incarnation}"
         pid = hello.pid if hello.host_id == self._facts.host_id and hello.pid else None
         link, returned = self._links.open(name, hello.incarnation, pid)
+        link.kv_dtype = hello.layout.dtype
         out = link.out
         assert out is not None
         log.info("hand-off link up", link=name, returned=returned)
@@ -238,9 +243,21 @@ class DecodeService(DecodeNodeServicer):
         try:
             if not link.transport:
                 raise Unavailable("the link has not chosen a transport")
+            if message.HasField("loan"):
+                self._port.offer(link.name, message.transfer_id, self._loan(link, message.loan))
+                return
             request = await codec.checked_request(message.request, self._facts.model)
             if link.out is not out:
                 return  # over meanwhile
             self._port.reserve(link.name, message.transfer_id, request, message.router_id)
         except BatonError as error:
             self.carry_out(SendRefusal(link.name, message.transfer_id, error))
+
+    def _loan(self, link: Link, message: pb.Loan) -> Loan:
+        """Only what was stored as it would be here: converted KV is not what this node computes."""
+        if link.kv_dtype != self._facts.layout.dtype:
+            raise FailedPrecondition(f"kv_dtype is {self._facts.layout.dtype} here, {link.kv_dtype} there")
+        if len(message.last_key) != HASH_BYTES:
+            raise InvalidArgument(f"must be {HASH_BYTES} bytes", field="loan.last_key")
+        name = checks.printable("loan.request_id", message.request_id, least=1)
+        return Loan((name, message.attempt), message.tokens, message.last_key)

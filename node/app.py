@@ -23,6 +23,7 @@ from baton.node.observe import NodeObserver
 from baton.node.service import NodeService
 from baton.node.shell import Shell
 from baton.prefill_node.exporter import Exporter
+from baton.prefill_node.fetcher import Fetcher
 from baton.prefill_node.link import Identity
 from baton.prefill_node.service import PrefillService
 from baton.proto.v1 import (
@@ -79,8 +80,10 @@ class NodeApp:
         stack.callback(self._decode.close)
         stack.push_async_callback(asyncio.to_thread, self._engine.stop, ENGINE_STOP_S)
         exporter = self._make_exporter(options)
-        shell.wire(self._engine, exporter, self._decode)
+        fetcher = Fetcher(self._identity(), lambda: self.address, shell.fetch_failed, options)
+        shell.wire(self._engine, exporter, self._decode, fetcher)
         await self._serve(options)
+        stack.push_async_callback(fetcher.close)
         stack.push_async_callback(exporter.close)
         stack.callback(shell.close, f"node {start.node_id} is stopping")
         announcer = Announcer(start.registries, self.registration, options, self._on_fault)
@@ -169,13 +172,17 @@ class NodeApp:
         return settings.max_waiting + MAX_REQUESTS_FACTOR * settings.max_running
 
     def _make_exporter(self, options: TransportOptions) -> Exporter:
-        parts, start = self._parts, self._start
+        parts = self._parts
         source = HandoffSource(
             parts.layout.block_size,
-            SourceLimits(reserve_timeout_s=start.config.transfer.timeout_s),
+            SourceLimits(reserve_timeout_s=self._start.config.transfer.timeout_s),
             first_id=secrets.randbelow(TRANSFER_IDS),
         )
-        identity = Identity(
+        return Exporter(source, self._identity(), parts.transports, self._shell, options)
+
+    def _identity(self) -> Identity:
+        parts, start = self._parts, self._start
+        return Identity(
             start.node_id,
             parts.incarnation,
             host_id(),
@@ -184,7 +191,6 @@ class NodeApp:
             parts.layout,
             start.config.transfer.lease_s,
         )
-        return Exporter(source, identity, parts.transports, self._shell, options)
 
     def _make_decode(self) -> DecodeService:
         parts, start = self._parts, self._start
@@ -211,7 +217,7 @@ class NodeApp:
         server.add(
             "baton.v1.PrefillNode",
             prefill_node_pb2_grpc.add_PrefillNodeServicer_to_server,
-            PrefillService(parts.info, self._shell),
+            PrefillService(parts.info, parts.layout, self._shell, fetch=start.config.transfer.fetch),
         )
         server.add("baton.v1.DecodeNode", decode_node_pb2_grpc.add_DecodeNodeServicer_to_server, self._decode)
         self._stack.push_async_callback(server.stop, SERVER_STOP_S)

@@ -49,6 +49,10 @@ class EngineThread:
         self.fault: BaseException | None = None
         self.turn_started_s: float | None = None  # monotonic; None while waiting for work
 
+    @property
+    def block_size(self) -> int:
+        return self._core.kv.block_size
+
     def start(self) -> None:
         self._thread.start()
 

@@ -19,9 +19,14 @@ class NodeObserver:
         for rows, _, seconds in load.decode_samples:
             self._metrics.step("decode", seconds, rows)
 
-    def started(self, effect: Started, prompt_tokens: int) -> None:
-        """Once per request and node: a preempted one starts only once."""
+    def started(self, effect: Started, prompt_tokens: int, *, fetches: bool) -> None:
+        """Once per request and node: a preempted one starts only once. fetches: another node was asked."""
         self._metrics.prefix_lookup(prompt_tokens, effect.cached_tokens)
+        if fetches:
+            self._metrics.fetched(effect.fetched_tokens)
+
+    def lent(self, tokens: int) -> None:
+        self._metrics.lent(tokens)
 
     def ended(self, effect: Ended) -> None:
         if effect.preemptions:

@@ -37,13 +37,16 @@ from baton.core.node_effects import (
 from baton.core.request import Request
 from baton.decode_node.service import DecodeService
 from baton.kv_transfer.api import Completion, Outcome
+from baton.kv_transfer.handoff import Loan
 from baton.node import commands as cmd
 from baton.node import wire
-from baton.node.core import Admitted, KvChange, LoadOut, Misbehaved, Out, SnapshotOut
+from baton.node.core import Admitted, KvChange, Lent, LoadOut, Misbehaved, Out, SnapshotOut
 from baton.node.engine_thread import EngineThread
+from baton.node.lending import Lending
 from baton.node.observe import NodeObserver
 from baton.node.outbox import Outbox
 from baton.prefill_node.exporter import Exporter
+from baton.prefill_node.fetcher import Fetcher, Lender
 from baton.prefill_node.link import Target
 from baton.proto.v1 import node_pb2 as pb
 
@@ -56,6 +59,7 @@ OUTBOX_LIMIT = 1_000_000
 class Owner:
     router_id: str
     prompt_tokens: int
+    fetches: bool = False
 
 
 class Shell:
@@ -82,11 +86,15 @@ class Shell:
         self.on_fault: Callable[[BaseException], None] = lambda error: None
         self.on_transfer: Callable[[int, float], None] = lambda payload_bytes, seconds: None
 
-    def wire(self, engine: EngineThread, exporter: Exporter, importer: DecodeService) -> None:
+    def wire(
+        self, engine: EngineThread, exporter: Exporter, importer: DecodeService, fetcher: Fetcher
+    ) -> None:
         """Once, before the engine starts."""
         self._engine = engine
         self._exporter = exporter
         self._importer = importer
+        self._fetcher = fetcher
+        self._lending = Lending(exporter, engine.post, engine.block_size)
 
     # ---- routers -----------------------------------------------------------------------------------------
 
@@ -108,7 +116,7 @@ class Shell:
         log.info("router detached", router=outbox.router_id, aborted=len(keys))
         self.abort(keys)
 
-    def prefill(self, router_id: str, request: Request, target: Target) -> None:
+    def prefill(self, router_id: str, request: Request, target: Target, lender: Lender | None = None) -> None:
         """Take a request, or raise why not."""
         if self.draining:
             raise Unavailable(f"node {self.node_id} is draining")
@@ -128,8 +136,18 @@ class Shell:
         deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
         if not in_place:
             self._exporter.start(request, router_id, target)
-        self._owners[key] = Owner(router_id, request.prefill_tokens)
-        self._engine.post(cmd.Add(request, deadline_s, in_place))
+        self._owners[key] = Owner(router_id, request.prefill_tokens, lender is not None)
+        fetch = None if lender is None else cmd.Fetch(lender.target.name, lender.tokens, lender.patience_s)
+        self._engine.post(cmd.Add(request, deadline_s, in_place, fetch))
+        if lender is not None:
+            self._fetcher.start(request, lender)
+
+    async def lend(self, key: Key, target: Target, keys: tuple[bytes, ...]) -> int:
+        """Have what is cached of that prefix sent; see Lending. While draining, too: soon it will be gone."""
+        return await self._lending.lend(key, target, keys)
+
+    def fetch_failed(self, key: Key) -> None:
+        self._engine.post(cmd.FetchFailed(key))
 
     def _must_be_attached(self, router_id: str) -> None:
         """Not FailedPrecondition: routers take that for two nodes that can never work together."""
@@ -201,6 +219,9 @@ class Shell:
         if owner is not None:
             self._tell(owner.router_id, [wire.handed_off(key, prefill_s, transfer_s, payload_bytes)])
 
+    def lent(self, tokens: int, transfer_s: float, payload_bytes: int) -> None:
+        self._observer.lent(tokens)
+
     def wrote(self, transport: str, completion: Completion) -> None:
         self._observer.wrote(transport, completion)
         if completion.outcome is Outcome.APPLIED and completion.payload_bytes:
@@ -225,6 +246,9 @@ class Shell:
     def reserve(self, link: str, transfer_id: int, request: Request, router_id: str) -> None:
         self._must_be_attached(router_id)
         self._engine.post(cmd.Reserve(link, transfer_id, request, router_id))
+
+    def offer(self, link: str, transfer_id: int, loan: Loan) -> None:
+        self._engine.post(cmd.Offer(link, transfer_id, loan))
 
     def commit(self, link: str, transfer_id: int, tokens: int, output_ids: tuple[int, ...]) -> None:
         self._engine.post(cmd.Commit(link, transfer_id, tokens, output_ids))
@@ -263,7 +287,7 @@ class Shell:
                 if owner is not None:
                     events[owner.router_id].extend(wire.parts(out))
                     if isinstance(out, Started):
-                        self._observer.started(out, owner.prompt_tokens)
+                        self._observer.started(out, owner.prompt_tokens, fetches=owner.fetches)
             case Ended(key):
                 owner = self._owners.pop(key, None)
                 if owner is not None and not out.silent:
@@ -276,6 +300,8 @@ class Shell:
                 self._exporter.prefilled(out)
             case SendTicket() | SendRefusal() | SendCommitted() | SendRevoke() | Fence() | DropLink():
                 self._importer.carry_out(out)
+            case Lent():
+                self._lending.lent(out)
             case Misbehaved(link, error):
                 log.error("a prefill node broke the hand-off protocol", link=link, error=str(error))
             case Admitted(key, router_id):

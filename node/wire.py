@@ -33,8 +33,10 @@ def parts(effect: Started | TokensOut | Ended) -> list[pb.NodeEvent | TokensOut]
 def event(effect: Started | TokensOut | Ended) -> pb.NodeEvent:
     request_id, attempt = effect.key
     match effect:
-        case Started(_, cached_tokens, queued_s):
-            started = pb.Started(cached_tokens=cached_tokens, queued_s=queued_s)
+        case Started(_, cached_tokens, queued_s, fetched_tokens):
+            started = pb.Started(
+                cached_tokens=cached_tokens, queued_s=queued_s, fetched_tokens=fetched_tokens
+            )
             return pb.NodeEvent(request_id=request_id, attempt=attempt, started=started)
         case TokensOut(_, index, token_ids, logprobs, prompt_logprobs):
             tokens = pb.Tokens(index=index, ids=token_ids)

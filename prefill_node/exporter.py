@@ -42,15 +42,21 @@ class ExportPort(Protocol):
 
     def handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None: ...
 
+    def lent(self, tokens: int, transfer_s: float, payload_bytes: int) -> None:
+        """A loan is in the other node's prefix cache. Its `export_ended` follows."""
+
     def wrote(self, transport: str, completion: Completion) -> None: ...
 
 
 @dataclass(slots=True)
 class Pending:
-    """A request whose link is not up yet, with the latest news of its KV."""
+    """A request, or a loan of blocks, whose link is not up yet, with the latest news of its KV."""
 
-    request: Request
-    router_id: str
+    key: Key
+    request: Request | None = None
+    router_id: str = ""
+    loan: handoff.Loan | None = None
+    blocks: tuple[int, ...] = ()
     ready: KvReady | None = None
     prefilled: Prefilled | None = None
 
@@ -84,6 +90,7 @@ class Exporter:
         self._links: dict[str, LinkState] = {}
         self._where: dict[Key, str] = {}  # every request started and not yet released -> its link's name
         self._prefill_s: dict[Key, float] = {}
+        self._loans: dict[Key, handoff.Loan] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._hellos: dict[str, asyncio.TimerHandle] = {}  # links to be made for their Hello's sake
         self._polled = asyncio.Event()
@@ -93,14 +100,13 @@ class Exporter:
 
     def start(self, request: Request, router_id: str, target: Target) -> None:
         """A request was accepted whose KV goes to `target`. Ends with one `export_ended`."""
-        key = (request.id, request.attempt)
-        state = self._links.get(target.name) or self._open(target)
-        self._where[key] = target.name
-        if state.up:
-            self._begin(state, Pending(request, router_id))
-        else:
-            assert state.pending is not None
-            state.pending[key] = Pending(request, router_id)
+        self._add(target, Pending((request.id, request.attempt), request, router_id))
+
+    def lend(self, key: Key, loan: handoff.Loan, blocks: tuple[int, ...], target: Target) -> None:
+        """Cached KV goes to `target`, who asked for it. key: what it is called here. Ends with one
+        `export_ended`."""
+        self._loans[key] = loan
+        self._add(target, Pending(key, loan=loan, blocks=blocks))
 
     def kv_ready(self, effect: KvReady) -> None:
         pending = self._pending(effect.key)
@@ -135,6 +141,15 @@ class Exporter:
                 timer.cancel()
 
     # ---- links -------------------------------------------------------------------------------------------
+
+    def _add(self, target: Target, one: Pending) -> None:
+        state = self._links.get(target.name) or self._open(target)
+        self._where[one.key] = target.name
+        if state.up:
+            self._begin(state, one)
+        else:
+            assert state.pending is not None
+            state.pending[one.key] = one
 
     def _open(self, target: Target) -> LinkState:
         link = Link(target, self._identity, self._transports, self._options)
@@ -195,7 +210,12 @@ class Exporter:
         layout = state.link.peer_layout
         assert layout is not None
         peer = handoff.PeerPool(block_size=layout.block_size, num_blocks=layout.num_blocks)
-        self._run(self._source.start(_now(), state.link.target.name, peer, one.request, one.router_id))
+        now, name = _now(), state.link.target.name
+        if one.loan is not None:
+            self._run(self._source.lend(now, name, peer, one.key, one.loan, one.blocks))
+            return
+        assert one.request is not None
+        self._run(self._source.start(now, name, peer, one.request, one.router_id))
         if one.ready is not None:
             self.kv_ready(one.ready)
         if one.prefilled is not None:
@@ -263,6 +283,8 @@ class Exporter:
                     state.link.connection.cancel(transfer_id)
             case handoff.Release(key):
                 self._released(key)
+            case handoff.HandedOff(key, transfer_s, payload_bytes) if key in self._loans:
+                self._port.lent(self._loans[key].tokens, transfer_s, payload_bytes)
             case handoff.HandedOff(key, transfer_s, payload_bytes):
                 self._port.handed_off(key, self._prefill_s.get(key, 0.0), transfer_s, payload_bytes)
             case handoff.TransferFailed(key, error):
@@ -280,6 +302,11 @@ class Exporter:
                         request=codec.request_to_proto(request),
                     )
                 )
+            case handoff.SendOffer(link, transfer_id, loan):
+                lent = pb.Loan(
+                    request_id=loan.key[0], attempt=loan.key[1], tokens=loan.tokens, last_key=loan.last_key
+                )
+                message = pb.HandoffRequest(reserve=pb.Reserve(transfer_id=transfer_id, loan=lent))
             case handoff.SendCommit(link, transfer_id, tokens, output_ids):
                 message = pb.HandoffRequest(
                     commit=pb.Commit(
@@ -302,6 +329,7 @@ class Exporter:
     def _released(self, key: Key) -> None:
         self._where.pop(key, None)
         self._prefill_s.pop(key, None)
+        self._loans.pop(key, None)
         self._port.export_ended(key)
 
     def _rearm(self) -> None:

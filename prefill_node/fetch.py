@@ -38,7 +38,7 @@ class Fetch:
         if link != self.lender:
             return NotFound(f"nothing was asked of {link}")
         blocks, rest = divmod(loan.tokens, block_size)
-        if rest or not 0 < loan.tokens <= self.tokens:
+        if rest or not 0 < loan.tokens <= min(self.tokens, len(seq.keys) * block_size):
             return NotFound(f"{loan.tokens} tokens are offered, up to {self.tokens} were asked for")
         if seq.keys[blocks - 1] != loan.last_key:
             return NotFound("what is offered is another prompt's")

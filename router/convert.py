@@ -31,6 +31,7 @@ def node_info(facts: Registration) -> NodeInfo:
         kv_bytes_per_token=facts.kv_bytes_per_token,
         max_model_len=facts.model.max_model_len,
         load=facts.load,
+        kv_dtype=facts.layout.dtype,
     )
 
 
@@ -67,6 +68,7 @@ def _started(node_id: str, event: pb.NodeEvent) -> PrefillStarted:
         node_id,
         event.started.cached_tokens,
         checks.finite("started.queued_s", event.started.queued_s),
+        event.started.fetched_tokens,
     )
 
 

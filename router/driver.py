@@ -54,7 +54,7 @@ class Outlet(Protocol):
 class NodePort(Protocol):
     """The way to one node. None of these blocks; a failed dispatch comes back as NodeFailed."""
 
-    def dispatch(self, effect: Dispatch, decode: NodePort) -> None: ...
+    def dispatch(self, effect: Dispatch, decode: NodePort, lender: NodePort | None = None) -> None: ...
 
     def cancel(self, request_id: str, attempt: int) -> None: ...
 
@@ -214,7 +214,8 @@ class Driver:
     def _dispatch(self, effect: Dispatch) -> None:
         prefill, decode = self.ports.get(effect.prefill_node), self.ports.get(effect.decode_node)
         if prefill is not None and decode is not None:
-            prefill.dispatch(effect, decode)
+            fetch = effect.fetch
+            prefill.dispatch(effect, decode, None if fetch is None else self.ports.get(fetch.node_id))
             return
         gone = effect.prefill_node if prefill is None else effect.decode_node
         error = Unavailable(f"node {gone} has gone")

@@ -29,6 +29,7 @@ class NodeInfo:
     kv_bytes_per_token: int
     max_model_len: int
     load: LoadReport
+    kv_dtype: str = ""
 
 
 # ---- events ----------------------------------------------------------------------------------------------
@@ -89,6 +90,7 @@ class PrefillStarted:
     node_id: str
     cached_tokens: int
     queued_s: float
+    fetched_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,16 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """KV of a prompt's first `tokens` tokens, to be had from `node_id`. patience_s: how long the prompt waits
+    for it at most, once it could have begun."""
+
+    node_id: str
+    tokens: int
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send the request to `prefill_node`, its KV to go to `decode_node` (may be the same)."""
 
@@ -203,6 +215,7 @@ class Dispatch:
     prefill_node: str
     decode_node: str
     prediction: Prediction = field(default_factory=Prediction)
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True)

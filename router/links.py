@@ -80,9 +80,19 @@ class NodeLink:
 
     # -- the driver's side ----------------------------------------------------------------------------------
 
-    def dispatch(self, effect: Dispatch, decode: NodeLink) -> None:
-        key = (effect.request.id, effect.request.attempt)
-        self._dispatching[key] = self._start(self._dispatch(key, effect, decode.facts))
+    def dispatch(self, effect: Dispatch, decode: NodeLink, lender: NodeLink | None = None) -> None:
+        """lender: the node of `effect.fetch`, if it is still there."""
+        key, facts = (effect.request.id, effect.request.attempt), decode.facts
+        target = prefill_node_pb2.DecodeTarget(
+            node_id=facts.node_id, incarnation=facts.incarnation, address=facts.address
+        )
+        message = prefill_node_pb2.PrefillRequest(router_id=self._router_id, decode=target)
+        if effect.fetch is not None and lender is not None:
+            facts = lender.facts
+            message.fetch.node_id, message.fetch.incarnation = facts.node_id, facts.incarnation
+            message.fetch.address, message.fetch.tokens = facts.address, effect.fetch.tokens
+            message.fetch.patience_s = effect.fetch.patience_s
+        self._dispatching[key] = self._start(self._dispatch(key, effect, message))
 
     def cancel(self, request_id: str, attempt: int) -> None:
         """Aborts of one turn of the event loop go out as one call."""
@@ -157,14 +167,10 @@ class NodeLink:
                 del self._orphans[next(iter(self._orphans))]
             self.cancel(*key)
 
-    async def _dispatch(self, key: Key, effect: Dispatch, decode: Registration) -> None:
+    async def _dispatch(self, key: Key, effect: Dispatch, message: prefill_node_pb2.PrefillRequest) -> None:
         request = effect.request
         limit_s = request.timeout_s
         timeout_s = DISPATCH_TIMEOUT_S if limit_s is None else min(DISPATCH_TIMEOUT_S, max(limit_s, 0.001))
-        target = prefill_node_pb2.DecodeTarget(
-            node_id=decode.node_id, incarnation=decode.incarnation, address=decode.address
-        )
-        message = prefill_node_pb2.PrefillRequest(router_id=self._router_id, decode=target)
         try:
             if request.prefill_tokens <= INLINE_TOKENS:
                 codec.request_to_proto(request, message.request)

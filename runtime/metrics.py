@@ -223,6 +223,13 @@ class NodeMetrics(_Base):
         )
         self._stale = counter("baton_stale_messages", "Hand-off messages that came too late.", "reason")
         self._failed = counter("baton_transfer_failures", "KV writes that did not arrive.", "transport")
+        self._fetches = counter(
+            "baton_fetches", "Prompts for which another node was asked for KV.", "outcome"
+        )
+        self._fetched = counter("baton_fetched_tokens", "Prompt tokens whose KV another node lent.").labels(
+            **model
+        )
+        self._lent = counter("baton_lent_tokens", "Tokens whose KV was lent to another node.").labels(**model)
 
     def load(self, report: LoadReport) -> None:
         """The node's state, as it is told to routers."""
@@ -241,6 +248,14 @@ class NodeMetrics(_Base):
         """Once per request, however often it was scheduled or preempted."""
         self._queries.inc(prompt_tokens)
         self._hits.inc(cached_tokens)
+
+    def fetched(self, tokens: int) -> None:
+        """A prompt begins, with what another node lent for it; 0: nothing came, or nothing was lacking."""
+        self._fetches.labels(self._model, "lent" if tokens else "nothing").inc()
+        self._fetched.inc(tokens)
+
+    def lent(self, tokens: int) -> None:
+        self._lent.inc(tokens)
 
     def preempted(self, count: int = 1) -> None:
         self._preemptions.inc(count)

@@ -313,24 +313,62 @@ class Reserve(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    LOAN_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.int
     router_id: _builtins.str
     @_builtins.property
     def request(self) -> _common_pb2.NodeRequest: ...
+    @_builtins.property
+    def loan(self) -> Global___Loan:
+        """Instead of a request: what the receiver asked for (PrefillNode.Lend). Its commit brings no output."""
+
     def __init__(
         self,
         *,
         transfer_id: _builtins.int = ...,
         router_id: _builtins.str = ...,
         request: _common_pb2.NodeRequest | None = ...,
+        loan: Global___Loan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loan", b"loan", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "router_id", b"router_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loan", b"loan", "request", b"request", "router_id", b"router_id", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reserve: _TypeAlias = Reserve  # noqa: Y015
+
+@_typing.final
+class Loan(_message.Message):
+    """The beginning of a prompt that waits at the receiver, from the sender's prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LAST_KEY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    tokens: _builtins.int
+    """Whole blocks."""
+    last_key: _builtins.bytes
+    """Prefix key of the last one, which stands for all tokens up to its end."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        last_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_key", b"last_key", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Loan: _TypeAlias = Loan  # noqa: Y015
 
 @_typing.final
 class Ticket(_message.Message):

@@ -26,7 +26,7 @@ from baton.proto.v1 import common_pb2 as baton_dot_proto_dot_v1_dot_common__pb2
 from baton.proto.v1 import registry_pb2 as baton_dot_proto_dot_v1_dot_registry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/proto/v1/node.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\x1a\x1d\x62\x61ton/proto/v1/registry.proto\"\x11\n\x0f\x44\x65scribeRequest\"@\n\x10\x44\x65scribeResponse\x12,\n\x0cregistration\x18\x01 \x01(\x0b\x32\x16.baton.v1.Registration\"\"\n\rAttachRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"5\n\x0e\x41ttachResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.baton.v1.NodeEvent\"\xf9\x01\n\tNodeEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12$\n\x07started\x18\x03 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12\"\n\x06tokens\x18\x04 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12)\n\nhanded_off\x18\x05 \x01(\x0b\x32\x13.baton.v1.HandedOffH\x00\x12&\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x12!\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x0f.baton.v1.FaultH\x00\x42\x07\n\x05\x65vent\"2\n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x10\n\x08queued_s\x18\x02 \x01(\x01\"\x81\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x30\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"J\n\tHandedOff\x12\x11\n\tprefill_s\x18\x01 \x01(\x01\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x03 \x01(\x04\"^\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\"2\n\x0c\x41\x62ortRequest\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.baton.v1.AbortItem\"0\n\tAbortItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x0f\n\rAbortResponse\".\n\x0eSetRoleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\"\x11\n\x0fSetRoleResponse\" \n\x0c\x44rainRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x0f\n\rDrainResponse\"\x13\n\x11KvSnapshotRequest\"\\\n\x12KvSnapshotResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07\x62us_seq\x18\x02 \x01(\x04\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x32\x85\x03\n\x04Node\x12\x41\n\x08\x44\x65scribe\x12\x19.baton.v1.DescribeRequest\x1a\x1a.baton.v1.DescribeResponse\x12=\n\x06\x41ttach\x12\x17.baton.v1.AttachRequest\x1a\x18.baton.v1.AttachResponse0\x01\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponse\x12>\n\x07SetRole\x12\x18.baton.v1.SetRoleRequest\x1a\x19.baton.v1.SetRoleResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12G\n\nKvSnapshot\x12\x1b.baton.v1.KvSnapshotRequest\x1a\x1c.baton.v1.KvSnapshotResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/proto/v1/node.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\x1a\x1d\x62\x61ton/proto/v1/registry.proto\"\x11\n\x0f\x44\x65scribeRequest\"@\n\x10\x44\x65scribeResponse\x12,\n\x0cregistration\x18\x01 \x01(\x0b\x32\x16.baton.v1.Registration\"\"\n\rAttachRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"5\n\x0e\x41ttachResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.baton.v1.NodeEvent\"\xf9\x01\n\tNodeEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12$\n\x07started\x18\x03 \x01(\x0b\x32\x11.baton.v1.StartedH\x00\x12\"\n\x06tokens\x18\x04 \x01(\x0b\x32\x10.baton.v1.TokensH\x00\x12)\n\nhanded_off\x18\x05 \x01(\x0b\x32\x13.baton.v1.HandedOffH\x00\x12&\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x12.baton.v1.FinishedH\x00\x12!\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x0f.baton.v1.FaultH\x00\x42\x07\n\x05\x65vent\"J\n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x10\n\x08queued_s\x18\x02 \x01(\x01\x12\x16\n\x0e\x66\x65tched_tokens\x18\x03 \x01(\r\"\x81\x01\n\x06Tokens\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x30\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"J\n\tHandedOff\x12\x11\n\tprefill_s\x18\x01 \x01(\x01\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\x12\x16\n\x0etransfer_bytes\x18\x03 \x01(\x04\"^\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x13\n\x0bpreemptions\x18\x03 \x01(\r\"2\n\x0c\x41\x62ortRequest\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.baton.v1.AbortItem\"0\n\tAbortItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x0f\n\rAbortResponse\".\n\x0eSetRoleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\"\x11\n\x0fSetRoleResponse\" \n\x0c\x44rainRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x0f\n\rDrainResponse\"\x13\n\x11KvSnapshotRequest\"\\\n\x12KvSnapshotResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07\x62us_seq\x18\x02 \x01(\x04\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x32\x85\x03\n\x04Node\x12\x41\n\x08\x44\x65scribe\x12\x19.baton.v1.DescribeRequest\x1a\x1a.baton.v1.DescribeResponse\x12=\n\x06\x41ttach\x12\x17.baton.v1.AttachRequest\x1a\x18.baton.v1.AttachResponse0\x01\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponse\x12>\n\x07SetRole\x12\x18.baton.v1.SetRoleRequest\x1a\x19.baton.v1.SetRoleResponse\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse\x12G\n\nKvSnapshot\x12\x1b.baton.v1.KvSnapshotRequest\x1a\x1c.baton.v1.KvSnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,31 +44,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEEVENT']._serialized_start=276
   _globals['_NODEEVENT']._serialized_end=525
   _globals['_STARTED']._serialized_start=527
-  _globals['_STARTED']._serialized_end=577
-  _globals['_TOKENS']._serialized_start=580
-  _globals['_TOKENS']._serialized_end=709
-  _globals['_HANDEDOFF']._serialized_start=711
-  _globals['_HANDEDOFF']._serialized_end=785
-  _globals['_FINISHED']._serialized_start=787
-  _globals['_FINISHED']._serialized_end=881
-  _globals['_ABORTREQUEST']._serialized_start=883
-  _globals['_ABORTREQUEST']._serialized_end=933
-  _globals['_ABORTITEM']._serialized_start=935
-  _globals['_ABORTITEM']._serialized_end=983
-  _globals['_ABORTRESPONSE']._serialized_start=985
-  _globals['_ABORTRESPONSE']._serialized_end=1000
-  _globals['_SETROLEREQUEST']._serialized_start=1002
-  _globals['_SETROLEREQUEST']._serialized_end=1048
-  _globals['_SETROLERESPONSE']._serialized_start=1050
-  _globals['_SETROLERESPONSE']._serialized_end=1067
-  _globals['_DRAINREQUEST']._serialized_start=1069
-  _globals['_DRAINREQUEST']._serialized_end=1101
-  _globals['_DRAINRESPONSE']._serialized_start=1103
-  _globals['_DRAINRESPONSE']._serialized_end=1118
-  _globals['_KVSNAPSHOTREQUEST']._serialized_start=1120
-  _globals['_KVSNAPSHOTREQUEST']._serialized_end=1139
-  _globals['_KVSNAPSHOTRESPONSE']._serialized_start=1141
-  _globals['_KVSNAPSHOTRESPONSE']._serialized_end=1233
-  _globals['_NODE']._serialized_start=1236
-  _globals['_NODE']._serialized_end=1625
+  _globals['_STARTED']._serialized_end=601
+  _globals['_TOKENS']._serialized_start=604
+  _globals['_TOKENS']._serialized_end=733
+  _globals['_HANDEDOFF']._serialized_start=735
+  _globals['_HANDEDOFF']._serialized_end=809
+  _globals['_FINISHED']._serialized_start=811
+  _globals['_FINISHED']._serialized_end=905
+  _globals['_ABORTREQUEST']._serialized_start=907
+  _globals['_ABORTREQUEST']._serialized_end=957
+  _globals['_ABORTITEM']._serialized_start=959
+  _globals['_ABORTITEM']._serialized_end=1007
+  _globals['_ABORTRESPONSE']._serialized_start=1009
+  _globals['_ABORTRESPONSE']._serialized_end=1024
+  _globals['_SETROLEREQUEST']._serialized_start=1026
+  _globals['_SETROLEREQUEST']._serialized_end=1072
+  _globals['_SETROLERESPONSE']._serialized_start=1074
+  _globals['_SETROLERESPONSE']._serialized_end=1091
+  _globals['_DRAINREQUEST']._serialized_start=1093
+  _globals['_DRAINREQUEST']._serialized_end=1125
+  _globals['_DRAINRESPONSE']._serialized_start=1127
+  _globals['_DRAINRESPONSE']._serialized_end=1142
+  _globals['_KVSNAPSHOTREQUEST']._serialized_start=1144
+  _globals['_KVSNAPSHOTREQUEST']._serialized_end=1163
+  _globals['_KVSNAPSHOTRESPONSE']._serialized_start=1165
+  _globals['_KVSNAPSHOTRESPONSE']._serialized_end=1257
+  _globals['_NODE']._serialized_start=1260
+  _globals['_NODE']._serialized_end=1649
 # @@protoc_insertion_point(module_scope)

@@ -147,19 +147,23 @@ class Started(_message.Message):
 
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUED_S_FIELD_NUMBER: _builtins.int
+    FETCHED_TOKENS_FIELD_NUMBER: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens found in the prefix cache."""
     queued_s: _builtins.float
     """Seconds this node let it wait."""
+    fetched_tokens: _builtins.int
+    """Of the cached tokens those that another node lent for it."""
     def __init__(
         self,
         *,
         cached_tokens: _builtins.int = ...,
         queued_s: _builtins.float = ...,
+        fetched_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "queued_s", b"queued_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "fetched_tokens", b"fetched_tokens", "queued_s", b"queued_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,19 +25,25 @@ _sym_db = _symbol_database.Default()
 from baton.proto.v1 import common_pb2 as baton_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!baton/proto/v1/prefill_node.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\"s\n\x0ePrefillRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.baton.v1.NodeRequest\x12&\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x16.baton.v1.DecodeTarget\"E\n\x0c\x44\x65\x63odeTarget\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x11\n\x0fPrefillResponse2M\n\x0bPrefillNode\x12>\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!baton/proto/v1/prefill_node.proto\x12\x08\x62\x61ton.v1\x1a\x1b\x62\x61ton/proto/v1/common.proto\"\x93\x01\n\x0ePrefillRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.baton.v1.NodeRequest\x12&\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x16.baton.v1.DecodeTarget\x12\x1e\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Fetch\"b\n\x05\x46\x65tch\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x12\n\npatience_s\x18\x05 \x01(\x01\"E\n\x0c\x44\x65\x63odeTarget\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x11\n\x0fPrefillResponse\"\x8e\x01\n\x0bLendRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12&\n\x06target\x18\x03 \x01(\x0b\x32\x16.baton.v1.DecodeTarget\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x0c\n\x04keys\x18\x06 \x03(\x0c\"\x1e\n\x0cLendResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\r2\x84\x01\n\x0bPrefillNode\x12>\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse\x12\x35\n\x04Lend\x12\x15.baton.v1.LendRequest\x1a\x16.baton.v1.LendResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.proto.v1.prefill_node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PREFILLREQUEST']._serialized_start=76
-  _globals['_PREFILLREQUEST']._serialized_end=191
-  _globals['_DECODETARGET']._serialized_start=193
-  _globals['_DECODETARGET']._serialized_end=262
-  _globals['_PREFILLRESPONSE']._serialized_start=264
-  _globals['_PREFILLRESPONSE']._serialized_end=281
-  _globals['_PREFILLNODE']._serialized_start=283
-  _globals['_PREFILLNODE']._serialized_end=360
+  _globals['_PREFILLREQUEST']._serialized_start=77
+  _globals['_PREFILLREQUEST']._serialized_end=224
+  _globals['_FETCH']._serialized_start=226
+  _globals['_FETCH']._serialized_end=324
+  _globals['_DECODETARGET']._serialized_start=326
+  _globals['_DECODETARGET']._serialized_end=395
+  _globals['_PREFILLRESPONSE']._serialized_start=397
+  _globals['_PREFILLRESPONSE']._serialized_end=414
+  _globals['_LENDREQUEST']._serialized_start=417
+  _globals['_LENDREQUEST']._serialized_end=559
+  _globals['_LENDRESPONSE']._serialized_start=561
+  _globals['_LENDRESPONSE']._serialized_end=591
+  _globals['_PREFILLNODE']._serialized_start=594
+  _globals['_PREFILLNODE']._serialized_end=726
 # @@protoc_insertion_point(module_scope)

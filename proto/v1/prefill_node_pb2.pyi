@@ -4,8 +4,10 @@ isort:skip_file
 """
 
 from baton.proto.v1 import common_pb2 as _common_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -24,25 +26,69 @@ class PrefillRequest(_message.Message):
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     @_builtins.property
     def request(self) -> _common_pb2.NodeRequest: ...
     @_builtins.property
     def decode(self) -> Global___DecodeTarget: ...
+    @_builtins.property
+    def fetch(self) -> Global___Fetch:
+        """Unset: what is not cached here is computed."""
+
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
         request: _common_pb2.NodeRequest | None = ...,
         decode: Global___DecodeTarget | None = ...,
+        fetch: Global___Fetch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "fetch", b"fetch", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "request", b"request", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "fetch", b"fetch", "request", b"request", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class Fetch(_message.Message):
+    """KV of the prompt's beginning that another node has cached, and that is to be had from there. If it does not come,
+    it is computed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PATIENCE_S_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    incarnation: _builtins.str
+    address: _builtins.str
+    """host:port of that node's gRPC server."""
+    tokens: _builtins.int
+    """Tokens at the front, whole blocks."""
+    patience_s: _builtins.float
+    """How long the request waits for them at most, once it could have begun."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        address: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        patience_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "node_id", b"node_id", "patience_s", b"patience_s", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fetch: _TypeAlias = Fetch  # noqa: Y015
 
 @_typing.final
 class DecodeTarget(_message.Message):
@@ -86,3 +132,67 @@ class PrefillResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
+
+@_typing.final
+class LendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    KV_DTYPE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request there that waits for it."""
+    attempt: _builtins.int
+    block_size: _builtins.int
+    """Of its pool. Both must be this node's: keys stand for blocks of one size, and KV that was rounded to another type
+    is not what the node that asks would have computed.
+    """
+    kv_dtype: _builtins.str
+    @_builtins.property
+    def target(self) -> Global___DecodeTarget:
+        """The node that asks."""
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Prefix keys of the blocks that it wants, first to last, 16 bytes each."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        target: Global___DecodeTarget | None = ...,
+        block_size: _builtins.int = ...,
+        kv_dtype: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_size", b"block_size", "keys", b"keys", "kv_dtype", b"kv_dtype", "request_id", b"request_id", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LendRequest: _TypeAlias = LendRequest  # noqa: Y015
+
+@_typing.final
+class LendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """How many tokens will be sent, or are there already."""
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LendResponse: _TypeAlias = LendResponse  # noqa: Y015

@@ -39,6 +39,11 @@ class PrefillNodeStub:
                 request_serializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.Lend = channel.unary_unary(
+                '/baton.v1.PrefillNode/Lend',
+                request_serializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.LendRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.LendResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillNodeServicer:
@@ -52,6 +57,15 @@ class PrefillNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lend(self, request, context):
+        """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
+        Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
+        RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillNodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +73,11 @@ def add_PrefillNodeServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.PrefillRequest.FromString,
                     response_serializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.PrefillResponse.SerializeToString,
+            ),
+            'Lend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.LendRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_v1_dot_prefill__node__pb2.LendResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +107,33 @@ class PrefillNode:
             '/baton.v1.PrefillNode/Prefill',
             baton_dot_proto_dot_v1_dot_prefill__node__pb2.PrefillRequest.SerializeToString,
             baton_dot_proto_dot_v1_dot_prefill__node__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.PrefillNode/Lend',
+            baton_dot_proto_dot_v1_dot_prefill__node__pb2.LendRequest.SerializeToString,
+            baton_dot_proto_dot_v1_dot_prefill__node__pb2.LendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,11 @@ class PrefillNodeStub:
     """Accepts a request: computes its prompt, samples its first token, hands its KV to the decode node. What becomes
     of it arrives on the router's Attach stream.
     """
+    Lend: _grpc.UnaryUnaryMultiCallable[_prefill_node_pb2.LendRequest, _prefill_node_pb2.LendResponse]
+    """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
+    Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
+    RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
+    """
 
 @_typing.type_check_only
 class PrefillNodeAsyncStub(PrefillNodeStub):
@@ -42,6 +47,11 @@ class PrefillNodeAsyncStub(PrefillNodeStub):
     Prefill: _aio.UnaryUnaryMultiCallable[_prefill_node_pb2.PrefillRequest, _prefill_node_pb2.PrefillResponse]  # type: ignore[assignment]
     """Accepts a request: computes its prompt, samples its first token, hands its KV to the decode node. What becomes
     of it arrives on the router's Attach stream.
+    """
+    Lend: _aio.UnaryUnaryMultiCallable[_prefill_node_pb2.LendRequest, _prefill_node_pb2.LendResponse]  # type: ignore[assignment]
+    """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
+    Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
+    RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
     """
 
 class PrefillNodeServicer(metaclass=_abc_1.ABCMeta):
@@ -53,6 +63,17 @@ class PrefillNodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_prefill_node_pb2.PrefillResponse, _abc.Awaitable[_prefill_node_pb2.PrefillResponse]]:
         """Accepts a request: computes its prompt, samples its first token, hands its KV to the decode node. What becomes
         of it arrives on the router's Attach stream.
+        """
+
+    @_abc_1.abstractmethod
+    def Lend(
+        self,
+        request: _prefill_node_pb2.LendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_prefill_node_pb2.LendResponse, _abc.Awaitable[_prefill_node_pb2.LendResponse]]:
+        """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
+        Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
+        RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
         """
 
 def add_PrefillNodeServicer_to_server(servicer: PrefillNodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

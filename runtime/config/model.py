@@ -253,6 +253,9 @@ class TransferConfig(Section):
     """A hand-off that has not been committed after so long is given up."""
     max_waiting: Annotated[int, Field(ge=0, le=10**6)] = 256
     """Hand-offs that may wait for room on a decode node; more are refused."""
+    fetch: bool = True
+    """Have a node get KV that another one has cached of a prompt, where that is predicted to be faster than
+    computing it. Only between nodes of equal block size and KV type."""
 
 
 class LoggingConfig(Section):

@@ -26,6 +26,7 @@ REQUEST = Request("r", (1, 2, 3), SamplingParams(), max_tokens=4)
 class Engine:
     def __init__(self) -> None:
         self.posted: list[cmd.Command] = []
+        self.block_size = 4
 
     def post(self, command: cmd.Command) -> None:
         self.posted.append(command)
@@ -35,7 +36,7 @@ def shell_on(engine: Engine) -> Shell:
     shell = Shell("node", "i1", 8, NodeObserver(NodeMetrics("model", "node")))
     unused: Any = None
     wired: Any = engine
-    shell.wire(wired, unused, unused)
+    shell.wire(wired, unused, unused, unused)
     return shell
 
 
