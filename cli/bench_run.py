@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from pydantic import ValidationError
 
 from baton.bench.load import report
 from baton.bench.load.compare import comparison
@@ -27,11 +28,14 @@ from baton.bench.load.workload import Workload
 from baton.bench.profile.write import client_s
 from baton.cli.bench_progress import Progressing
 from baton.cli.deployments import find_endpoint
+from baton.cli.router import machine_config
 from baton.cli.terminal import EXIT_FAILURE, answers, notes
 from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
 from baton.engine.weights.locate import locate
+from baton.router.machine_config import RouterConfig
 from baton.router.text import load_tokenizer
+from baton.runtime.config import RouterConfig as RouterSection
 from baton.sim.profiles import profile
 
 EXIT_INVALID = 3
@@ -182,7 +186,8 @@ def _measure(asked: Asked) -> None:
 def _shown(asked: Asked, results: Results) -> None:
     if asked.twin is not None:
         path = Path(asked.twin)
-        results.twins = twins(results, profile(asked.twin), client_s(path) if path.suffix else 0.0)
+        way_s = client_s(path) if path.suffix else 0.0
+        results.twins = twins(results, profile(asked.twin), way_s, _router)
         if asked.out is not None:
             write(results, asked.out)
     _print(asked, results)
@@ -195,6 +200,14 @@ def _shown(asked: Asked, results: Results) -> None:
     kept = [pool.summary.goodput.attainment >= wanted for pool in results.pools]
     if asked.check and not all(kept):
         sys.exit(EXIT_MISSED)
+
+
+def _router(section: dict[str, Any]) -> RouterConfig:
+    """InvalidArgument: settings that this version does not know."""
+    try:
+        return machine_config(RouterSection(**section), 0)
+    except ValidationError as error:
+        raise InvalidArgument(f"the target's router has settings unknown here: {error}") from None
 
 
 def _print(asked: Asked, results: Results) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from baton.core.errors import InvalidArgument
 from baton.sim.cost import MeasuredCost
+from baton.sim.host import Beside, Points
 from baton.sim.roofline import Device, ModelShape, roofline
 from baton.sim.spec import Profile
 
@@ -71,7 +72,7 @@ def _measured(name: str, data: dict[str, Any]) -> Profile:
         name=name,
         cost=MeasuredCost(
             prefill=(float(fixed), float(per_token), float(per_pair)),
-            decode=tuple(sorted((int(rows), float(step_s)) for rows, step_s in data["decode"].items())),
+            decode=_points(data["decode"]),
             context_s=float(data["context_s"]),
         ),
         kv_bytes_per_token=data["kv_bytes_per_token"],
@@ -79,8 +80,28 @@ def _measured(name: str, data: dict[str, Any]) -> Profile:
         nic_bytes_s=float(data["nic_bytes_s"]),
         write_s=data["write_s"],
         noise=data["noise"],
+        beside=_beside(data["beside"]) if "beside" in data else None,
         **limits,
     )
+
+
+def _beside(data: dict[str, Any]) -> Beside:
+    """What was not measured, for want of a second node, is as the nearest that was."""
+    prompt, decode = data.get("prompt", {}), data.get("decode", {})
+    prompt_decode = _points(prompt.get("decode", {1: prompt.get("prompt", 1.0)}))
+    decode_prompt = _points(decode.get("prompt", decode.get("decode", {1: 1.0})))
+    return Beside(
+        prompt_prompt=float(prompt.get("prompt", prompt_decode[-1][1])),
+        prompt_decode=prompt_decode,
+        decode_prompt=decode_prompt,
+        decode_decode=_points(decode["decode"]) if "decode" in decode else decode_prompt,
+        cores=int(data["cores"]),
+        threads=int(data["threads"]),
+    )
+
+
+def _points(data: dict[Any, Any]) -> Points:
+    return tuple(sorted((int(rows), float(value)) for rows, value in data.items()))
 
 
 def _device(name: str, data: dict[str, Any]) -> Device:

@@ -105,9 +105,6 @@ class ClusterSpec:
         nodes += [NodeSpec(f"b{i}", Role.BOTH, profile) for i in range(both)]
         return cls(tuple(nodes))
 
-    def on_one_host(self, name: str = "host") -> ClusterSpec:
-        return replace(self, nodes=tuple(replace(node, host=name) for node in self.nodes))
-
     def with_network(self, network: NetworkSpec) -> ClusterSpec:
         return replace(self, network=network)
 

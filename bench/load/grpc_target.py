@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -55,21 +56,30 @@ class GrpcTarget:
         wanted = [model for model in models if self._options.model in ("", model.name)]
         if not wanted:
             raise Unavailable(f"{self.url} serves no model {self._options.model}".rstrip())
-        return Facts(wanted[0].name, wanted[0].vocab_size, wanted[0].max_model_len, await self._nodes())
+        model = wanted[0]
+        return Facts(model.name, model.vocab_size, model.max_model_len, *await self._deployment())
 
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close(None)
 
-    async def _nodes(self) -> dict[str, int]:
+    async def _deployment(self) -> tuple[dict[str, int], list[dict[str, int]], dict[str, Any]]:
+        """Nodes by role, the same for each host, the router's settings."""
         assert self._channel is not None
         admin: Any = admin_pb2_grpc.AdminStub(self._channel)
         try:
             cluster = await admin.GetCluster(admin_pb2.GetClusterRequest(), timeout=OPEN_TIMEOUT_S)
+            config = await admin.GetConfig(admin_pb2.GetConfigRequest(), timeout=OPEN_TIMEOUT_S)
         except grpc.RpcError:
-            return {}  # not for everyone's eyes
-        roles = [codec.role_from_proto(node.load.role) for node in cluster.nodes if node.state == "up"]
-        return dict(Counter(role.value for role in roles))
+            return {}, [], {}  # not for everyone's eyes
+        hosts: dict[str, Counter[str]] = {}
+        for node in cluster.nodes:
+            if node.state == "up":
+                role = codec.role_from_proto(node.load.role).value
+                hosts.setdefault(node.registration.host_id, Counter())[role] += 1
+        total = sum(hosts.values(), Counter[str]())
+        router = json.loads(config.json or "{}").get("router", {})
+        return dict(total), [dict(roles) for roles in hosts.values()], router
 
     def prepare(self, shot: Shot) -> Call:
         options = self._options

@@ -110,7 +110,10 @@ def empty_results(targets: Sequence[Target], facts: Sequence[Facts], settings: S
             prefixes=workload.prefixes,
             prefix_tokens=workload.prefix_tokens,
         ),
-        [TargetFacts(t.name, t.url, f.model, f.nodes) for t, f in zip(targets, facts, strict=True)],
+        [
+            TargetFacts(t.name, t.url, f.model, f.nodes, f.hosts, f.router)
+            for t, f in zip(targets, facts, strict=True)
+        ],
         runs=[],
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,

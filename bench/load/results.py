@@ -49,12 +49,15 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """nodes: of a Baton deployment, how many of each role."""
+    """nodes: of a Baton deployment, how many of each role; hosts: the same for each host. router: its
+    settings, as `router` in the configuration; {}: unknown."""
 
     name: str
     url: str
     model: str = ""
     nodes: dict[str, int] = field(default_factory=dict)
+    hosts: list[dict[str, int]] = field(default_factory=list)
+    router: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from baton.bench.load.plan import Shot
 from baton.bench.load.record import Record
@@ -19,12 +19,15 @@ the request at the server. Whatever the server does is an outcome, not an except
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a target says of itself; None, "", {}: nothing. nodes: how many there are, by role."""
+    """What a target says of itself; None, "", {}, []: nothing. nodes: how many there are, by role; hosts: the
+    same for each host. router: its router's settings, as its configuration has them."""
 
     model: str = ""
     vocab_size: int | None = None
     max_model_len: int | None = None
     nodes: dict[str, int] = field(default_factory=dict)
+    hosts: list[dict[str, int]] = field(default_factory=list)
+    router: dict[str, Any] = field(default_factory=dict)
 
 
 class Target(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from baton.bench.load.results import Results, Run, TargetFacts, Twin
 from baton.bench.load.workload import Workload
@@ -21,26 +22,39 @@ SHARES = (("P50", 0.5), ("P90", 0.9))
 ROLES = ("prefill", "decode", "both")
 
 Value = Callable[[RequestResult], float | None]
+Settings = Callable[[dict[str, Any]], RouterConfig]
 
 
 def twins(
-    results: Results, profile: Profile, client_s: float, router: RouterConfig | None = None
+    results: Results, profile: Profile, client_s: float, settings: Settings = lambda router: RouterConfig()
 ) -> list[Twin]:
-    """Of every run of a Baton deployment that counts. FailedPrecondition: there is none."""
+    """Of every run of a Baton deployment that counts. settings: makes what the router's machine is told of
+    the settings that the target tells. FailedPrecondition: there is no such run."""
     facts = {target.name: target for target in results.targets if target.nodes}
     runs = [run for run in results.runs if run.good and run.target in facts]
     if not runs:
         raise FailedPrecondition("no run of a Baton deployment counts: there is nothing to simulate")
     found = []
     for run in runs:
-        cluster = cluster_of(facts[run.target], profile, client_s)
-        found += _beside(run, simulated(results, run, cluster, router), profile.name)
+        target = facts[run.target]
+        cluster = cluster_of(target, profile, client_s)
+        found += _beside(run, simulated(results, run, cluster, settings(target.router)), profile.name)
     return found
 
 
 def cluster_of(target: TargetFacts, profile: Profile, client_s: float) -> ClusterSpec:
+    """With the target's nodes, on as many hosts as it has them on."""
     prefill, decode, both = (target.nodes.get(role, 0) for role in ROLES)
-    return ClusterSpec.pools(profile, prefill, decode, both).with_network(NetworkSpec(client_s=client_s))
+    cluster = ClusterSpec.pools(profile, prefill, decode, both).with_network(NetworkSpec(client_s=client_s))
+    places: dict[str, list[str]] = {role: [] for role in ROLES}
+    for number, roles in enumerate(target.hosts):
+        for role, count in roles.items():
+            places[role] += [f"host{number}"] * count
+    nodes = [
+        replace(node, host=places[node.role.value].pop(0) if places[node.role.value] else "")
+        for node in cluster.nodes
+    ]
+    return replace(cluster, nodes=tuple(nodes))
 
 
 def simulated(

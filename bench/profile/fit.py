@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.bench.profile.samples import (
+    DecodeBeside,
+    DecodeSample,
+    PrefillSample,
+    PromptBeside,
+    Samples,
+    TransferSample,
+)
+
 MAD = 1.4826  # a normal distribution's deviation over its median absolute one
 MAX_NOISE = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillSample:
-    """A prompt alone on a node: its tokens, steps it took, the node's seconds for it, seconds until the
-    client had its first token."""
-
-    tokens: int
-    steps: int
-    node_s: float
-    ttft_s: float
-
-    @property
-    def pairs(self) -> float:
-        """(token, token before it)."""
-        return self.tokens * (self.tokens - 1) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeSample:
-    """A step's mean seconds with so many sequences; context: KV tokens of all of them, in the middle."""
-
-    rows: int
-    context: float
-    step_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TransferSample:
-    payload_bytes: int
-    seconds: float
 
 
 def prefill(samples: Sequence[PrefillSample]) -> tuple[float, float, float]:
@@ -105,6 +82,39 @@ def noise(samples: Sequence[PrefillSample], fitted: tuple[float, float, float]) 
 def overhead_s(samples: Sequence[PrefillSample]) -> float:
     """Of the first token: what passes outside of the node."""
     return max(0.0, median(sample.ttft_s - sample.node_s for sample in samples)) if samples else 0.0
+
+
+def beside(samples: Samples, context_s: float) -> dict[str, dict[str, float | dict[int, float]]]:
+    """How many times as long steps take beside others, as `sim.host.Beside` has it, by what they are, what is
+    beside them, and rows; what was not measured is missing. Never below 1."""
+    prompts = _alike((sample.rows, _held_up(sample)) for sample in samples.prompt_beside)
+    decode = _alike(
+        (sample.prompts, sample.alone.rows, _slowed(sample, context_s)) for sample in samples.decode_beside
+    )
+    found: dict[str, dict[str, float | dict[int, float]]] = {"prompt": {}, "decode": {}}
+    for key, factor in prompts:
+        if key[0] == 0:
+            found["prompt"]["prompt"] = factor
+    by_rows = {int(key[0]): factor for key, factor in prompts if key[0]}
+    of_prompts = {int(key[1]): factor for key, factor in decode if key[0]}
+    of_decode = {int(key[1]): factor for key, factor in decode if not key[0]}
+    for kind, other, points in (
+        ("prompt", "decode", by_rows),
+        ("decode", "prompt", of_prompts),
+        ("decode", "decode", of_decode),
+    ):
+        if points:
+            found[kind][other] = dict(sorted(points.items()))
+    return found
+
+
+def _held_up(sample: PromptBeside) -> float:
+    return max(1.0, sample.beside_s / sample.alone_s)
+
+
+def _slowed(sample: DecodeBeside, context_s: float) -> float:
+    alone_s = sample.alone.step_s + context_s * (sample.beside.context - sample.alone.context)
+    return max(1.0, 1.0 + (sample.beside.step_s / max(alone_s, 1e-9) - 1.0) / max(sample.share, 0.1))
 
 
 def nonnegative(a: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,26 +10,32 @@ from typing import Any
 import yaml
 
 from baton.bench.profile import fit
-from baton.bench.profile.measure import Samples
+from baton.bench.profile.samples import Samples
 from baton.core.errors import FailedPrecondition
 
 DIGITS = 4
 HEAD = """\
 # A node as measured by `baton profile`. prefill: seconds per step, per new token, per (new token x token
 # before it). decode: seconds of a step by rows. context_s: seconds per KV token that a decode step attends
-# to. client_s: what the way between client and router adds, one way.
+# to. client_s: what the way between client and router adds, one way. beside: how many times as long steps
+# take while another node of the host runs steps (1: as long as alone), by what they are and what that runs, a
+# prompt or decode; by the rows of decode, and if both are, by their own. cores: of the host. threads: of a
+# node's step.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a node says of itself. limits: fields of `sim.spec.Profile`."""
+    """What a node says of itself. limits: fields of `sim.spec.Profile`. cores: of the host that nodes share;
+    0: they do not. threads: that a node computes with."""
 
     name: str
     kv_bytes_per_token: int
     num_blocks: int
     limits: dict[str, int]
     source: str
+    cores: int = 0
+    threads: int = 1
 
 
 def entry(samples: Samples, facts: NodeFacts) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def entry(samples: Samples, facts: NodeFacts) -> dict[str, Any]:
     fitted = fit.prefill(samples.prefill)
     by_rows, context_s = fit.decode(samples.decode)
     write_s, bytes_s = fit.transfer(samples.transfer)
-    return {
+    found = {
         "name": facts.name,
         "prefill": [rounded(value) for value in fitted],
         "decode": {rows: rounded(step_s) for rows, step_s in by_rows.items()},
@@ -53,6 +59,16 @@ def entry(samples: Samples, facts: NodeFacts) -> dict[str, Any]:
         "client_s": rounded(fit.overhead_s(samples.prefill) / 2),
         "source": facts.source,
     }
+    if facts.cores and (samples.prompt_beside or samples.decode_beside):
+        measured = _rounded(fit.beside(samples, context_s))
+        found["beside"] = {"cores": facts.cores, "threads": facts.threads, **measured}
+    return found
+
+
+def _rounded(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: _rounded(value) for key, value in found.items()}
+    return rounded(found)
 
 
 def write(path: Path, name: str, content: dict[str, Any]) -> None:

@@ -17,8 +17,9 @@ from baton.bench.load.summary import summarise
 from baton.bench.load.tables import twin_cells
 from baton.bench.load.twin import arrivals_of, cluster_of, simulated, twins
 from baton.bench.profile import fit
-from baton.bench.profile.fit import DecodeSample, PrefillSample, TransferSample
-from baton.bench.profile.measure import Profiler, Samples, Shape
+from baton.bench.profile.ask import Shape
+from baton.bench.profile.measure import Profiler
+from baton.bench.profile.samples import DecodeSample, PrefillSample, Samples, TransferSample
 from baton.bench.profile.write import NodeFacts, client_s, entry, write
 from baton.core.errors import BatonError, FailedPrecondition, InvalidArgument, ResourceExhausted
 from baton.router.machine_config import RouterConfig
@@ -110,8 +111,10 @@ async def test_a_live_pair_is_measured_and_its_file_is_a_profile(tmp_path: Path)
         profiler = Profiler(client, Shape(331, 700, 256, 2), lambda what, share: told.append(share))
         samples = await profiler.measure(1)
         await cluster.all_idle()
-    assert [sample.tokens for sample in samples.prefill] == [16, 64, 128, 256, 512]
-    assert [sample.steps for sample in samples.prefill] == [1, 1, 1, 1, 2]
+    assert [(sample.tokens, sample.steps) for sample in samples.prefill] == [
+        *[(tokens, 1) for tokens in (16, 64, 128, 256) for _ in range(3)],
+        (512, 2),
+    ]
     assert all(sample.ttft_s >= 0.05 for sample in samples.prefill)
     assert [sample.rows for sample in samples.decode] == [1, 2, 1]
     assert all(sample.step_s >= 0.005 for sample in samples.decode)
@@ -135,7 +138,7 @@ async def test_targets_of_the_deployment_do_not_refuse_what_measures_it() -> Non
         with pytest.raises(ResourceExhausted):
             await client.generate([5] * 16, max_tokens=4)
         samples = await Profiler(client, Shape(331, 100, 256, 2), lambda what, share: None).measure(1)
-    assert [sample.tokens for sample in samples.prefill] == [16]
+    assert [sample.tokens for sample in samples.prefill] == [16, 16, 16]
 
 
 def test_too_little_is_no_profile() -> None:

@@ -33,7 +33,8 @@ def shared(
     prefill: int, decode: int, both: int = 0, beside: Beside = BESIDE, noise: float = 0.05
 ) -> ClusterSpec:
     profile = replace(SMALL, beside=beside, noise=noise)
-    return ClusterSpec.pools(profile, prefill, decode, both).on_one_host()
+    spec = ClusterSpec.pools(profile, prefill, decode, both)
+    return replace(spec, nodes=tuple(replace(node, host="here") for node in spec.nodes))
 
 
 def test_values_between_rows_are_on_the_line_and_beyond_them_the_last() -> None:
