@@ -116,7 +116,7 @@ def settings(start: RouterStart, digest: str = "") -> RouterSettings:
         registry_host=router.registry_host,
         registry_port=start.registry_port,
         transport=TransportOptions(**config.grpc.model_dump()),
-        machine=machine_config(router, start.index),
+        machine=machine_config(router, start.index, fetch=config.transfer.fetch),
         default_timeout_s=router.default_timeout_s,
         tokenizer_digest=digest,
         event_log=_event_log(router.event_log, start.index),
@@ -135,7 +135,7 @@ def _http(start: RouterStart) -> HttpOptions | None:
     return HttpOptions(router.http.host or router.host, start.http_port, start.share_port, keys)
 
 
-def machine_config(router: RouterSection, index: int) -> RouterConfig:
+def machine_config(router: RouterSection, index: int, *, fetch: bool = True) -> RouterConfig:
     """Of the router process with that number: only the first one plans roles."""
     planner = router.planner
     plans = PlannerConfig(
@@ -154,6 +154,7 @@ def machine_config(router: RouterSection, index: int) -> RouterConfig:
         admission=router.admission.policy,
         least_chance=router.admission.least_chance,
         planner=plans if planner.enabled and index == 0 else None,
+        fetch=fetch,
     )
 
 

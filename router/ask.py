@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from baton.core.model import Fingerprint
 from baton.core.request import Request, Slo
+from baton.router.lenders import Lenders
 from baton.router.prefix_view import PromptChains
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """expected_output_tokens: a guess at what it will yet make. waited_s: since it arrived."""
+    """expected_output_tokens: a guess at what it will yet make. waited_s: since it arrived. lenders: None
+    where nothing is fetched."""
 
     request: Request
     now: float
@@ -22,6 +24,7 @@ class Ask:
     avoid: Iterable[str] = ()
     avoid_pairs: Iterable[tuple[str, str]] = ()
     waited_s: float = 0.0
+    lenders: Lenders | None = None
 
     @property
     def slo(self) -> Slo:

@@ -184,7 +184,7 @@ def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]
     live.attempt = _attempt(live, choice, now)
     _book(live, choice, now)
     prefill, decode, prediction = choice.prefill, choice.decode, choice.prediction
-    out.append(Dispatch(live.request, prefill.id, decode.id, prediction))
+    out.append(Dispatch(live.request, prefill.id, decode.id, prediction, choice.order))
     data: dict[str, object] = {
         "request": live.id,
         "attempt": live.request.attempt,
@@ -198,6 +198,9 @@ def send(state: State, live: Live, choice: Choice, now: float, out: list[Effect]
         "pairs": choice.pairs,
         "queued": queued,
     }
+    if choice.fetch is not None:
+        data["fetch_from"], data["fetch_tokens"] = choice.fetch.lender.id, choice.fetch.tokens
+        data["fetch_s"], data["fetch_saves_s"] = choice.fetch.wait_s, choice.fetch.saved_s
     out.append(Record("dispatch", data))
 
 
@@ -215,6 +218,7 @@ def _attempt(live: Live, choice: Choice, now: float) -> Attempt:
         fingerprint=prefill.info.fingerprint,
         context_limit=min(prefill.info.max_model_len, decode.info.max_model_len),
         prediction=choice.prediction,
+        fetch=choice.order,
     )
 
 
@@ -229,6 +233,9 @@ def _book(live: Live, choice: Choice, now: float) -> None:
         sends_s = prefill.cost.transfer_s(lacking * prefill.info.kv_bytes_per_token).mean_s
         prefill.sending_until_s = max(prefill.sending_until_s, now) + sends_s
         decode.receiving_until_s = max(decode.receiving_until_s, now) + sends_s
+    if (fetch := choice.fetch) is not None:
+        fetch.lender.sending_until_s = max(fetch.lender.sending_until_s, now) + fetch.send_s
+        prefill.receiving_until_s = max(prefill.receiving_until_s, now) + fetch.send_s
 
 
 def give_up_waiting(state: State, live: Live, now: float, out: list[Effect]) -> None:

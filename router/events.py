@@ -186,11 +186,12 @@ class Prediction:
     decode_wait_s: float = 0.0
     tpot_s: float = 0.0
     cached_tokens: int = 0
+    fetch_s: float = 0.0  # of waiting for another node's KV, between the two
 
     @property
     def ttft_s(self) -> float:
         """From the dispatch to the first token."""
-        return self.queue_s + self.prefill_s
+        return self.queue_s + self.fetch_s + self.prefill_s
 
     def mean_tpot_s(self, tokens: float) -> float:
         """Over an answer of so many tokens: the second one waits for the transfer, and for its place."""

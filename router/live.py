@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton.core.model import Fingerprint
 from baton.core.request import FinishReason, Request
-from baton.router.events import Deliver, NodeFinished, Outcome, Prediction, TokensMade
+from baton.router.events import Deliver, Fetch, NodeFinished, Outcome, Prediction, TokensMade
 from baton.router.prefix_view import PromptChains
 
 
@@ -27,6 +27,7 @@ class Attempt:
     fingerprint: Fingerprint
     context_limit: int
     prediction: Prediction
+    fetch: Fetch | None = None
     on_prefill: bool = True  # whether the node's ledger for that leg holds it
     on_decode: bool = True
     started: bool = False

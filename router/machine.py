@@ -45,6 +45,7 @@ from baton.router.events import (
     Tick,
     TokensMade,
 )
+from baton.router.lent import note_fetch
 from baton.router.live import Attempt, Live
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Registry
@@ -157,7 +158,10 @@ class RouterMachine:
         decode = self._state.node(attempt.decode_id)
         if decode is not None:
             decode.decode.see(live.id, now)
-        return []
+        out: list[Effect] = []
+        if attempt.fetch is not None:
+            note_fetch(self._state, live, attempt, event, now, out)
+        return out
 
     def _on_tokens_made(self, now: float, event: TokensMade) -> list[Effect]:
         if (found := self._current(event.request_id, event.attempt, event.node_id)) is None:

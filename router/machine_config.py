@@ -34,6 +34,7 @@ class RouterConfig:
     max_refusals: int = 16  # RESOURCE_EXHAUSTED answers by nodes; these are no fault and cost no retry
     retry_backoff_s: float = 0.05
     word_wait_s: float = 1.0  # a whole answer waits so long, at most, for the figures of its hand-off
+    fetch: bool = True  # KV that another node has, where that is faster than computing it
     report_lag_s: float = 0.02  # a report says nothing of what was sent this long before it came
     policy: str = "latency"
     planner: PlannerConfig | None = None  # None: roles change by operators alone

@@ -54,6 +54,7 @@ class Node:
         self.prefill = Ledger(self.touch)
         self.decode = Ledger(self.touch)
         self.sending_until_s = self.receiving_until_s = now  # its link, were it never to wait for work
+        self.no_loans: dict[str, float] = {}  # lenders that gave it nothing: not to be asked until then
         self.ttft_errors = Residuals()
         self.tpot_errors = Residuals()
         self.prefixes = NodePrefixes(info.block_size, info.fingerprint.weights)
@@ -210,6 +211,7 @@ class Registry:
         self._numbers = self._reports = 0
         self._kinds: Counter[Fingerprint] = Counter()
         self.block_sizes: Counter[int] = Counter()
+        self._kv_types: Counter[str] = Counter()
         self.board = Board()
         self.holders: Holders[Node] = Holders()
         self.average = FittedCost()  # over all nodes: where a newcomer's fit starts
@@ -282,8 +284,10 @@ class Registry:
     def _count(self, info: NodeInfo, change: int) -> None:
         self._kinds[info.fingerprint] += change
         self.block_sizes[info.block_size] += change
+        self._kv_types[info.kv_dtype] += change
         self._kinds = +self._kinds  # without zeros
         self.block_sizes = +self.block_sizes
+        self._kv_types = +self._kv_types
 
     def learn(self, load: LoadReport) -> None:
         """What all nodes are like on average; of many reports a few tell."""
@@ -321,6 +325,11 @@ class Registry:
     def uniform(self) -> bool:
         """Every node fits every other."""
         return len(self._kinds) <= 1 and not self._refused
+
+    @property
+    def one_kv_type(self) -> bool:
+        """All nodes store KV in one type. Else what one has may have been rounded on the way to it."""
+        return len(self._kv_types) <= 1
 
     def refuse(self, prefill_id: str, decode_id: str, reason: str) -> None:
         """The hand-off between two nodes turned out to be impossible."""

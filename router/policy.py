@@ -18,7 +18,8 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from baton.router.ask import Ask
-from baton.router.events import Prediction
+from baton.router.events import Fetch, Prediction
+from baton.router.fetches import FetchLeg
 from baton.router.nodes import Node, Registry
 from baton.router.shortlist import NEAREST, Allowed, Kind, allowed, candidates, kinds, may_serve
 
@@ -28,7 +29,8 @@ __all__ = ["Ask", "Blocked", "Choice", "DecodeLeg", "Policy", "PrefillLeg", "Sco
 class PrefillLeg(NamedTuple):
     """stall_s: what the computation costs decodes on the same node. late: the chance that the first token is,
     miss_s: what that is worth. transfer_*: how long this node takes to push KV away, and what of a transfer
-    cannot overlap the computation."""
+    cannot overlap the computation. fetch: what of the prompt comes from another node first; cached_tokens
+    are those then, too."""
 
     node: Node
     queue_s: float
@@ -40,10 +42,16 @@ class PrefillLeg(NamedTuple):
     transfer_fixed_s: float = 0.0
     transfer_token_s: float = 0.0
     transfer_tail_s: float = 0.0
+    fetch: FetchLeg | None = None
+
+    @property
+    def begin_s(self) -> float:
+        """Until the computation begins."""
+        return self.queue_s if self.fetch is None else self.queue_s + self.fetch.wait_s
 
     @property
     def cost_s(self) -> float:
-        return self.queue_s + self.compute_s + self.stall_s + self.miss_s
+        return self.begin_s + self.compute_s + self.stall_s + self.miss_s
 
 
 class DecodeLeg(NamedTuple):
@@ -94,7 +102,7 @@ class Blocked:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """gain: see Scored. late, slow: the chances that its first token is, that its tokens are. pairs: how many
-    were compared. whole: no prefill node was left out for lack of room."""
+    were compared. whole: no prefill node was left out for lack of room. fetch: see PrefillLeg."""
 
     prefill: Node
     decode: Node
@@ -105,6 +113,13 @@ class Choice:
     late: float = 0.0
     slow: float = 0.0
     whole: bool = True
+    fetch: FetchLeg | None = None
+
+    @property
+    def order(self) -> Fetch | None:
+        """What the prefill node is told of the fetch."""
+        leg = self.fetch
+        return None if leg is None else Fetch(leg.lender.id, leg.tokens, leg.patience_s)
 
 
 Filter = Callable[[Ask, Node], bool]
@@ -144,7 +159,7 @@ class Policy:
         here = [node for node in prefills if node.may_decode and self._decode_open(ask, node)]
         decodes = list(dict.fromkeys([*decodes, *here]))
         first = _by_cost([self.prefill_leg(ask, node) for node in prefills])
-        after_s = min([leg.queue_s + leg.compute_s for _, _, leg in first])
+        after_s = min([leg.begin_s + leg.compute_s for _, _, leg in first])
         second = _by_cost([self.decode_leg(ask, node, after_s) for node in decodes])
         close, compared = self._cheapest(ask, first, second, may)
         if not close:
@@ -161,6 +176,7 @@ class Policy:
             best.prefill.late,
             best.decode.slow,
             whole=len(prefills) >= min(most, NEAREST),
+            fetch=best.prefill.fetch,
         )
 
     def _open(self, ask: Ask, registry: Registry, found: list[Kind], leg: str) -> list[Node]:
@@ -251,4 +267,5 @@ def _prediction(best: Scored) -> Prediction:
         decode_wait_s=best.decode.wait_s,
         tpot_s=best.decode.tpot_s,
         cached_tokens=best.prefill.cached_tokens,
+        fetch_s=best.prefill.begin_s - best.prefill.queue_s,
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from baton.core.residuals import Residuals
 from baton.router.ask import Ask
+from baton.router.fetches import Alone, best_fetch
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import OVERHEAD_S, Node
 from baton.router.policy import DecodeLeg, Policy, PrefillLeg, Scored
@@ -65,13 +66,17 @@ class LatencyLegs:
         cached = ask.chains.matched_tokens(node.prefixes)
         queue_s = node.prefill_queue_s(ask.now)
         compute_s = cost.prefill_at(config.quantile, ask.request.prefill_tokens - cached, cached)
+        fetch = best_fetch(ask, node, Alone(cached, queue_s, compute_s, config.quantile))
+        wait_s = 0.0
+        if fetch is not None:
+            cached, compute_s, wait_s = fetch.tokens, fetch.compute_s, fetch.wait_s
         stall_s = 0.0
         if node.decodes and (rows := node.decode_rows):
             stall_s = config.decode_weight * compute_s * rows
             compute_s /= node.prefill_share
         fixed_s, byte_s = cost.transfer_line(config.quantile)
         token_s = byte_s * info.kv_bytes_per_token
-        late = self._late(ask, node, ask.waited_s + queue_s + compute_s)
+        late = self._late(ask, node, ask.waited_s + queue_s + wait_s + compute_s)
         return PrefillLeg(
             node=node,
             queue_s=queue_s,
@@ -83,6 +88,7 @@ class LatencyLegs:
             transfer_fixed_s=fixed_s,
             transfer_token_s=token_s,
             transfer_tail_s=fixed_s + token_s * info.block_size,
+            fetch=fetch,
         )
 
     @staticmethod
@@ -147,7 +153,7 @@ def _slow(errors: Residuals, target_s: float | None, tpot_s: float) -> float:
 def _exposed_s(ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> float:
     """What of the transfer is left when the prompt's computation ends. A link makes its transfers one after
     another, each as soon as there is something to send."""
-    starts_s = ask.now + prefill.queue_s
+    starts_s = ask.now + prefill.begin_s
     free_s = max(starts_s, prefill.node.sending_until_s, decode.node.receiving_until_s)
     whole_s = prefill.transfer_fixed_s + prefill.transfer_token_s * decode.new_tokens
     return max(free_s + whole_s - starts_s - prefill.compute_s, prefill.transfer_tail_s)

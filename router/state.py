@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from baton.router.demand import Demand
+from baton.router.lenders import Lenders
 from baton.router.live import Attempt, Live
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Node, Registry
@@ -62,6 +63,7 @@ class State:
             live.avoid,
             live.avoid_pairs,
             now - live.facts.arrived_s,
+            Lenders(self.registry, live.chains) if self.config.fetch and self.registry.one_kv_type else None,
         )
 
     def enqueue(self, live: Live, now: float) -> None:

@@ -15,7 +15,9 @@ def node_event(node_id: str, effect: Started | TokensOut | Ended) -> NodeEvent:
     if isinstance(effect, TokensOut):
         return TokensMade(request_id, attempt, node_id, effect.index, effect.token_ids)
     if isinstance(effect, Started):
-        return PrefillStarted(request_id, attempt, node_id, effect.cached_tokens, effect.queued_s)
+        return PrefillStarted(
+            request_id, attempt, node_id, effect.cached_tokens, effect.queued_s, effect.fetched_tokens
+        )
     if effect.reason is FinishReason.ERROR:
         error = effect.error or InternalError("the node gave no reason")
         return NodeFailed(request_id, attempt, node_id, error)

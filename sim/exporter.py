@@ -11,7 +11,7 @@ from baton.core.errors import BatonError, Unavailable
 from baton.core.node_effects import Key, KvReady, Prefilled
 from baton.core.request import Request
 from baton.kv_transfer import handoff
-from baton.kv_transfer.handoff import PeerPool, Ticket
+from baton.kv_transfer.handoff import Loan, PeerPool, Ticket
 from baton.kv_transfer.handoff_source import HandoffSource
 from baton.kv_transfer.writes import Completion, Outcome
 from baton.sim.clock import Entry
@@ -65,14 +65,11 @@ class Exporter:
 
     def start(self, request: Request, target: str, incarnation: str) -> None:
         """A request was accepted whose KV goes to that process. Ends with one `port.ended`."""
-        name = f"{target}/{incarnation}"
-        link = self.links.get(name) or self._open(target, incarnation)
-        key = request.id, request.attempt
-        self._where[key] = link
-        if link.waiting is None:
-            self._begin(link, Waiting(request))
-        else:
-            link.waiting[key] = Waiting(request)
+        self._add(target, incarnation, Waiting((request.id, request.attempt), request))
+
+    def lend(self, key: Key, loan: Loan, blocks: tuple[int, ...], target: str, incarnation: str) -> None:
+        """Cached KV goes to that process, which asked for it. Ends with one `port.ended`."""
+        self._add(target, incarnation, Waiting(key, loan=loan, blocks=blocks))
 
     def kv_ready(self, effect: KvReady) -> None:
         if (waiting := self._waiting(effect.key)) is not None:
@@ -107,6 +104,14 @@ class Exporter:
             self.hub.clock.cancel(link.beat)
 
     # ---- links -------------------------------------------------------------------------------------------
+
+    def _add(self, target: str, incarnation: str, one: Waiting) -> None:
+        link = self.links.get(f"{target}/{incarnation}") or self._open(target, incarnation)
+        self._where[one.key] = link
+        if link.waiting is None:
+            self._begin(link, one)
+        else:
+            link.waiting[one.key] = one
 
     def _open(self, target: str, incarnation: str) -> OutLink:
         stream = Stream(self.node_id, self.incarnation, target, incarnation)
@@ -169,7 +174,12 @@ class Exporter:
         link.exports += 1
         if link.beat is None:
             self._arm_beat(link)
-        self._run(self.source.start(self.hub.clock.now, link.name, link.peer, one.request, ROUTER))
+        now = self.hub.clock.now
+        if one.loan is not None:
+            self._run(self.source.lend(now, link.name, link.peer, one.key, one.loan, one.blocks))
+            return
+        assert one.request is not None
+        self._run(self.source.start(now, link.name, link.peer, one.request, ROUTER))
         if one.ready is not None:
             self.kv_ready(one.ready)
         if one.prefilled is not None:
@@ -239,6 +249,8 @@ class Exporter:
                 self.writer.submit(self.links[link], write)
             case handoff.SendReserve(link, transfer_id, router_id, request):
                 self._say(self.links[link], "reserve", transfer_id, request, router_id)
+            case handoff.SendOffer(link, transfer_id, loan):
+                self._say(self.links[link], "offer", transfer_id, loan)
             case handoff.SendCommit(link, transfer_id, tokens, output_ids):
                 self._say(self.links[link], "commit", transfer_id, tokens, output_ids)
             case handoff.SendAbandon(link, transfer_id):

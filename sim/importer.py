@@ -48,6 +48,9 @@ class Importer:
         if what == "reserve":
             transfer_id, request, router_id = arguments
             self.post(cmd.Reserve(link, transfer_id, request, router_id))
+        elif what == "offer":
+            transfer_id, loan = arguments
+            self.post(cmd.Offer(link, transfer_id, loan))
         elif what == "commit":
             transfer_id, tokens, output_ids = arguments
             self._check_whole(link, transfer_id, tokens)

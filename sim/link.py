@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.core.node_effects import Key, KvReady, Prefilled
 from baton.core.request import Request
-from baton.kv_transfer.handoff import PeerPool
+from baton.kv_transfer.handoff import Loan, PeerPool
 from baton.kv_transfer.writes import Write
 from baton.sim.clock import Entry
 
@@ -29,9 +29,12 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request whose link is not up yet, with the latest news of its KV."""
+    """A request, or a loan of blocks, whose link is not up yet, with the latest news of its KV."""
 
-    request: Request
+    key: Key
+    request: Request | None = None
+    loan: Loan | None = None
+    blocks: tuple[int, ...] = ()
     ready: KvReady | None = None
     prefilled: Prefilled | None = None
 

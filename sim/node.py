@@ -13,6 +13,7 @@ from baton.core.node_effects import (
     DropLink,
     Ended,
     Fence,
+    FetchOver,
     Key,
     KvReady,
     Prefilled,
@@ -26,8 +27,8 @@ from baton.core.node_effects import (
 from baton.core.request import Request
 from baton.kv_transfer.handoff_source import HandoffSource
 from baton.node import commands as cmd
-from baton.node.core import Admitted, KvChange, Misbehaved, Out
-from baton.router.events import HandedOff, KvChanged
+from baton.node.core import Admitted, KvChange, Lent, Misbehaved, Out
+from baton.router.events import Fetch, HandedOff, KvChanged
 from baton.sim.build import node_core, node_info, tried
 from baton.sim.engine import Engine
 from baton.sim.events import node_event
@@ -35,6 +36,7 @@ from baton.sim.exporter import Exporter, ExportPort
 from baton.sim.hosted_engine import HostedEngine
 from baton.sim.hub import ROUTER, Hub
 from baton.sim.importer import Importer
+from baton.sim.lending import Lending
 from baton.sim.reporter import Reporter
 from baton.sim.spec import NodeSpec
 
@@ -69,6 +71,9 @@ class SimNode:
         self.importer = Importer(
             hub, spec.node_id, self.incarnation, block_size, self.core.sink, self.engine.post
         )
+        self.lending = Lending(
+            hub, spec.node_id, self.incarnation, block_size, self.exporter, self.engine.post
+        )
         self.owners: dict[Key, bool] = {}
         self._tried = tried(spec) if hub.cluster.calibrated else ((), ())
         self._held: dict[Key, list[TokensOut]] = {}
@@ -82,6 +87,8 @@ class SimNode:
             Admitted: self._admitted,
             KvChange: self._kv_changed,
             Misbehaved: self._misbehaved,
+            Lent: self.lending.lent,
+            FetchOver: lambda out: None,
         }
         for kind in (SendTicket, SendRefusal, SendCommitted, SendRevoke, Fence, DropLink):
             self._effects[kind] = self.importer.carry_out
@@ -93,8 +100,10 @@ class SimNode:
 
     # ---- the router's calls --------------------------------------------------------------------------------
 
-    def prefill(self, request: Request, target: str, incarnation: str) -> None:
-        """Take a request, or raise why not."""
+    def prefill(
+        self, request: Request, target: str, incarnation: str, fetch: Fetch | None = None, lender: str = ""
+    ) -> None:
+        """Take a request, or raise why not. lender: the incarnation of the node to fetch from."""
         if self.draining:
             raise Unavailable(f"node {self.node_id} is draining")
         key = request.id, request.attempt
@@ -108,7 +117,12 @@ class SimNode:
         if not in_place:
             self.exporter.start(request, target, incarnation)
         self.owners[key] = False
-        self.engine.post(cmd.Add(request, deadline_s, in_place))
+        wanted = None
+        if fetch is not None:
+            wanted = cmd.Fetch(f"{fetch.node_id}/{lender}", fetch.tokens, fetch.patience_s)
+        self.engine.post(cmd.Add(request, deadline_s, in_place, wanted))
+        if fetch is not None:
+            self.lending.ask(request, fetch, lender)
 
     def abort(self, key: Key) -> None:
         self._held.pop(key, None)

@@ -120,15 +120,17 @@ class SimRouter:
             gone = prefill if incarnation is None else decode
             self._refused(effect, gone, Unavailable(f"node {gone} has gone"))
             return
-        self._hub.network.send(ROUTER, prefill, self._take, effect, incarnation, target)
+        lender = None if effect.fetch is None else self.members.get(effect.fetch.node_id)
+        self._hub.network.send(ROUTER, prefill, self._take, effect, incarnation, target, lender)
 
-    def _take(self, effect: Dispatch, incarnation: str, target: str) -> None:
-        """At the prefill node's host."""
+    def _take(self, effect: Dispatch, incarnation: str, target: str, lender: str | None) -> None:
+        """At the prefill node's host. lender: incarnation of the node to fetch from, if it is still there."""
         node = self._hub.nodes.get(effect.prefill_node)
         error: BatonError = Unavailable(f"node {effect.prefill_node} cannot be reached")
         if node is not None and node.incarnation == incarnation:
             try:
-                node.prefill(effect.request, effect.decode_node, target)
+                fetch = effect.fetch if lender is not None else None
+                node.prefill(effect.request, effect.decode_node, target, fetch, lender or "")
                 return
             except BatonError as why:
                 error = why
