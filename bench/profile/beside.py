@@ -169,9 +169,9 @@ class Pairs:
 
 
 def _window(streams: list[Answer], from_s: float, until_s: float) -> DecodeSample | None:
-    """None: some stream made next to nothing in it."""
+    """None: some stream made next to nothing in it, or ended."""
     made = [stream.made(from_s, until_s) for stream in streams]
-    if min(made) < 2:
+    if min(made) < 2 or any(stream.timings for stream in streams):
         return None
     step_s = fmean((until_s - from_s) / count for count in made)
     context = sum(SHORT + stream.made(0.0, (from_s + until_s) / 2) for stream in streams)
