@@ -79,7 +79,7 @@ def _cluster(asked: Asked) -> tuple[ClusterSpec, RouterConfig]:
         from baton.runtime.config import load_config
 
         deployment = load_config(asked.config).resolved()
-        config = machine_config(deployment.router, 0)
+        config = machine_config(deployment.router, 0, fetch=deployment.transfer.fetch)
         counts = {
             role: deployment.nodes(role).size if count is None else count for role, count in counts.items()
         }

@@ -25,7 +25,7 @@ class Forgetful:
         self._inner = inner
 
     def choose(self, ask: Ask, registry: Registry) -> Choice | Blocked:
-        return self._inner.choose(replace(ask, chains=NO_PREFIX), registry)
+        return self._inner.choose(replace(ask, chains=NO_PREFIX, lenders=None), registry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ VARIANTS = {
     "without rejection": Variant(lambda config: replace(_whole(config), admission="defer")),
     "without mixing": Variant(_whole, mixing=False),
     "without planner": Variant(lambda config: replace(_whole(config), planner=None)),
+    "without fetching": Variant(lambda config: replace(_whole(config), fetch=False)),
     "without prefix affinity": Variant(
         _whole, policy=lambda config: Forgetful(POLICIES[config.policy](config))
     ),
