@@ -43,7 +43,13 @@ QUESTIONS: tuple[Question, ...] = (
     ("decode 8", {"run": "decode", "rows": 8, "context": CONTEXT, "steps": STEPS}, 8 * STEPS),
     ("decode 32", {"run": "decode", "rows": 32, "context": CONTEXT, "steps": STEPS}, 32 * STEPS),
 )
-BATON = {"fp32": "none", "int8-w8a8": "int8-w8a8", "int4-w4a8": "int4-w4a8", "GGUF as it is": "auto"}
+BATON = {  # quantization, kv_dtype; OpenVINO holds KV in 8 bits unless told otherwise
+    "fp32": ("none", "auto"),
+    "int8-w8a8": ("int8-w8a8", "auto"),
+    "int8-w8a8, INT8 KV": ("int8-w8a8", "int8"),
+    "int4-w4a8": ("int4-w4a8", "auto"),
+    "GGUF as it is": ("auto", "auto"),
+}
 # What keeps each of them from instructions beyond AVX2: ours, oneDNN (OpenVINO's and vLLM's), MKL, torch.
 # llama.cpp chooses when it is built: see peers_prepare. OpenVINO's other kernels ask the machine.
 _AVX2 = {
@@ -67,8 +73,8 @@ def systems(folder: Path, threads: int, isa: str | None = None) -> list[System]:
     llama = python_of(folder, "llama" if isa is None else f"llama-{isa}")
     child = CHILDREN / "baton_engine.py"
     found = [
-        System(f"Baton {name}", [sys.executable, str(child), "demo", str(threads), quantization])
-        for name, quantization in BATON.items()
+        System(f"Baton {name}", [sys.executable, str(child), "demo", str(threads), *formats])
+        for name, formats in BATON.items()
     ]
     for kind in ("F32", "F16", "Q8_0", "Q4_0"):
         file = weights(folder, f"{kind}.gguf")
@@ -115,7 +121,8 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | system.environment,
+                # A child's own folder is no place to import from: openvino_genai.py lies there.
+                env=os.environ | {"PYTHONSAFEPATH": "1"} | system.environment,
                 text=True,
                 start_new_session=True,  # vLLM's engine is a process of its own
             )

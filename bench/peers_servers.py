@@ -51,7 +51,7 @@ class Server:
 def servers(folder: Path, threads: int) -> list[Server]:
     """Baton's deployments, and those peers that are there."""
     baton = [sys.executable, "-m", "baton.cli.main", "serve", "--json", "--port", "{port}"]
-    baton += ["--quantization", "int8-w8a8"]
+    baton += ["--quantization", "int8-w8a8", "--kv-dtype", "int8"]
     found = []
     for name, prefill, decode, both in (("both", 0, 0, 1), ("2 both", 0, 0, 2), ("1P1D", 1, 1, 0)):
         each = max(1, threads // (prefill + decode + both))
@@ -98,7 +98,7 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=os.environ | server.environment,
+                env=os.environ | {"PYTHONSAFEPATH": "1"} | server.environment,  # see peers.Child
                 start_new_session=True,
             )
         url = f"{server.name}={server.scheme}://127.0.0.1:{port}"

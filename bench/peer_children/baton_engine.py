@@ -20,8 +20,8 @@ clock = time.process_time if "PEERS_CPU_TIME" in os.environ else time.perf_count
 
 
 class Baton:
-    def __init__(self, model: str, threads: int, quantization: str) -> None:
-        loaded = load(EngineConfig(model, threads=threads, quantization=quantization))
+    def __init__(self, model: str, threads: int, quantization: str, kv_dtype: str) -> None:
+        loaded = load(EngineConfig(model, threads=threads, quantization=quantization, kv_dtype=kv_dtype))
         self.runner = loaded.runner(32 * 16 + 1)
 
     def prefill(self, tokens: int) -> float:
@@ -61,7 +61,7 @@ def _prompt(tokens: int, row: int) -> list[int]:
 
 
 def main() -> None:
-    system = Baton(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    system = Baton(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

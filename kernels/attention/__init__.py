@@ -17,6 +17,10 @@ A backend is a module with
         head_dim. heads is a multiple of kv_heads; query head h reads KV head h // (heads / kv_heads).
     out: the same shape, contiguous. lse: [tokens, heads], the natural log of the sum of the exponentials of
         all scores (after scale and soft cap), as `merge_states` takes it.
+
+With INT8 KV a backend may round the scaled queries to 8 bits as well, a step for each token and head, and the
+softmax's weights (times the values' scales), a step for each query, head and 64 keys, so that all products
+are of integers; native does. `reference` says what that is exactly.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ def _over_dequantised(
     q: torch.Tensor, layer: KvLayer, plan: AttentionPlan, params: AttentionParams
 ) -> torch.Tensor:
     assert layer.scales is not None
+    if layer.codes.dtype == torch.int8:  # native rounds queries and weights then: see kernels.attention
+        return reference.attention(q.double(), layer, plan, params, rounded=True).float()
     plain = KvLayer(dequantize_kv(layer.codes, layer.scales, torch.float64))
     return reference.attention(q.double(), plain, plan, params).float()
 

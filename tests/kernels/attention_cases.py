@@ -108,11 +108,32 @@ class Talk:
             for at in range(begin, max(self.lengths), size)
         ]
 
-    def exact(self) -> list[torch.Tensor]:
-        """fp64 over what the pool holds once `whole` has run."""
+    def exact(self, path: ModuleType = native_attention) -> list[torch.Tensor]:
+        """fp64 over what the pool holds once `whole` has run, with the rounding that this path does."""
         plan = make_plan(self.spans(self.whole()[0]), self.block_size)
-        results = reference.attention(torch.cat(self.q).double(), self.layer, plan, self.params)
+        rounded = rounds(path, self.layer)
+        q = torch.cat(self.q).double()
+        results = reference.attention(q, self.layer, plan, self.params, rounded=rounded)
         return list(results.split(list(self.lengths)))
+
+
+def rounds(path: ModuleType, layer: KvLayer) -> bool:
+    """Whether it rounds queries and weights over such KV."""
+    return path is native_attention and layer.codes.dtype == torch.int8
+
+
+def assert_near(
+    got: torch.Tensor, want: torch.Tensor, layer: KvLayer, path: ModuleType = native_attention
+) -> None:
+    """To 1e-5; where weights are rounded, a few may be tipped to the next code, whatever the arithmetic."""
+    if not rounds(path, layer):
+        torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+        return
+    assert layer.scales is not None
+    apart = (got.double() - want).abs()
+    assert apart.isfinite().all()
+    assert (apart > 1e-5 + 1e-5 * want.abs()).double().mean() < 0.05
+    assert apart.max() <= 2 * layer.scales[:, 1].nan_to_num(0).abs().max()  # two codes of the loudest value
 
 
 def digests() -> dict[str, str]:

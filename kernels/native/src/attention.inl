@@ -3,13 +3,14 @@
 #include "attention_tile.inl"
 #include "attention_kernel.inl"
 #include "attention_few.inl"
+#include "attention_codes.inl"
 // clang-format on
 
 constexpr int64_t kFew = 2 * kQueries;  // queries of a KV head, for which fp32 values are not copied
 
 // A thread's memory, kept from call to call.
 struct AttentionScratch {
-  Memory tile, q, states, floats, totals, queries;
+  Memory tile, q, codes, states, floats, totals, queries;
 };
 
 // A softmax over some keys: the largest score, the sum of e^(score - max), and the values in these proportions.
@@ -66,15 +67,20 @@ class ItemRun {
     for (int64_t i = item_.units.begin; i < item_.units.end; ++i) tokens_ += units[i].tokens();
     per_head_ = tokens_ * group_;
     count_ = per_head_ * (item_.heads.end - item_.heads.begin);
-    float* tile = memory.tile.floats(kTile * (args.head_dim + padded_ + 2));
-    tile_.keys = tile;
-    tile_.values = tile + kTile * args.head_dim;
-    tile_.key_scales = tile_.values + kTile * padded_;
-    tile_.value_scales = tile_.key_scales + kTile;
     // Keys come by steps of kStepBytes, of up to as many elements; beyond the last dimension theirs are 0, and 0 times
     // whatever memory holds may be NaN, so a query goes on with zeros as well.
     q_stride_ = (args.head_dim + kStepBytes - 1) / kStepBytes * kStepBytes;
     q_ = memory.q.floats(count_ * q_stride_);
+    float* tile = memory.tile.floats(kTile * (2 * q_stride_ + 2));
+    tile_.keys = tile;
+    tile_.values = tile + kTile * q_stride_;
+    tile_.key_scales = tile_.values + kTile * q_stride_;
+    tile_.value_scales = tile_.key_scales + kTile;
+    if (args.kv_dtype == kKvInt8) {
+      codes_ = static_cast<QueryCodes*>(memory.codes.take(static_cast<size_t>(count_) * sizeof(QueryCodes)));
+      tile_codes_ = {reinterpret_cast<char*>(tile_.keys), reinterpret_cast<char*>(tile_.values), q_stride_,
+                     tile_.key_scales};
+    }
     states_ = static_cast<State*>(memory.states.take(static_cast<size_t>(count_) * sizeof(State)));
     floats_ = memory.floats.floats(count_ * (padded_ + kLanes));
     queries_ = static_cast<Query*>(memory.queries.take(static_cast<size_t>(per_head_) * sizeof(Query)));
@@ -117,6 +123,7 @@ class ItemRun {
       float* to = q_ + index * q_stride_;
       for (int64_t d = 0; d < whole; d += kLanes) (F16::load(from + d) * scale).store(to + d);
       for (int64_t d = whole; d < q_stride_; ++d) to[d] = d < args_.head_dim ? from[d] * args_.scale : 0.0f;
+      if (codes_ != nullptr) codes_[index] = round_query(to, args_.head_dim);
       float* own = floats_ + index * (padded_ + kLanes);
       states_[index] = {0, own, own + kLanes};
       if (!folds_) return;
@@ -176,6 +183,12 @@ class ItemRun {
       const int64_t count = take_seeing(units, tile, first);
       if (count == 0) continue;
       const int64_t groups = (count + kQueries - 1) / kQueries;
+      tile_.ahead = &ahead;
+      if (shape.scaled) load_scales(args_, slots, head, tile_);
+      if (codes_ != nullptr) {
+        run_codes(slots, head, count, groups);
+        continue;
+      }
       const bool at_once = count <= kFewest;
       const int64_t alone = at_once ? args_.head_dim * kKeyUnits + count * kExpUnits : 0;
       ahead.pace(groups * kTile * (padded_ / kLanes) * kValueUnits + kTile / kLanes * alone);
@@ -188,13 +201,25 @@ class ItemRun {
       const bool in_place = few && padded_ == args_.head_dim;
       const TakeScores* take = in_place ? format_.take_scores : kTakeScores<KvFp32>;
       format_.load_values(args_, slots, head, in_place, tile_);
-      tile_.ahead = &ahead;
-      if (shape.scaled) load_scales(args_, slots, head, tile_);
       for (int64_t i = 0; i < groups; ++i) {
         const int64_t begin = count * i / groups, end = count * (i + 1) / groups;
         if (!at_once) kScore[end - begin](queries_ + begin, tile_.keys, args_.head_dim, scores);
         take[end - begin](queries_ + begin, tile_, shape, scores);
       }
+    }
+  }
+
+  // The queries_ with a tile of INT8 KV.
+  void run_codes(const Slots& slots, int64_t head, int64_t count, int64_t groups) {
+    const TileShape shape{args_.head_dim, padded_, args_.softcap, false};
+    Ahead& ahead = *tile_.ahead;
+    const int64_t steps = q_stride_ / kStepBytes;
+    ahead.pace(kTile / kLanes * (steps * kPackUnits + count * kExpUnits) + kTile / 4 * kFourUnits);
+    pack_keys(args_, slots, head, ahead, tile_codes_);
+    pack_values(args_, slots, head, ahead, tile_codes_);
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t begin = count * i / groups, end = count * (i + 1) / groups;
+      kTakeCodes[end - begin](queries_ + begin, tile_, tile_codes_, shape);
     }
   }
 
@@ -234,7 +259,9 @@ class ItemRun {
         if (begin >= end) continue;
         for (int64_t g = 0; g < group_; ++g) {
           const int64_t index = first + g;
-          queries_[count++] = {q_ + index * q_stride_, states_ + index, static_cast<int>(begin), static_cast<int>(end)};
+          const QueryCodes* codes = codes_ == nullptr ? nullptr : codes_ + index;
+          queries_[count++] = {q_ + index * q_stride_, codes, states_ + index, static_cast<int>(begin),
+                               static_cast<int>(end)};
         }
       }
     }
@@ -256,7 +283,9 @@ class ItemRun {
   int64_t group_, padded_, tokens_, per_head_, count_;
   bool folds_;
   TileView tile_;
+  TileCodes tile_codes_{};
   float* q_;
+  QueryCodes* codes_ = nullptr;
   int64_t q_stride_;
   float* floats_;  // what states_ point at
   float* totals_ = nullptr;

@@ -63,6 +63,6 @@ static constexpr KvFormat format_of() {
   return {Kv::kBytes, load_keys<Kv>, load_values<Kv>, score_few<Kv>, kTakeScores<Kv>};
 }
 
-// By KvDtype.
+// By KvDtype. INT8 goes another way: see attention_codes.inl.
 static constexpr KvFormat kFormats[] = {format_of<KvFp32>(), format_of<KvBf16>(), format_of<KvFp16>(),
-                                        format_of<KvInt8>(), format_of<KvFp8>()};
+                                        {KvInt8::kBytes, nullptr, nullptr, nullptr, nullptr}, format_of<KvFp8>()};

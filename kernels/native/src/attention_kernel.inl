@@ -13,8 +13,16 @@ struct State {
   float* output;  // [padded]: the exponentials times the values
 };
 
+// A query times the softmax's scale: codes * step.
+struct QueryCodes {
+  const int8_t* codes;  // [head_dim], then zeros to the end of a step of kStepBytes
+  float step;           // NaN: not a number, or not a finite one, is among its elements
+  int32_t start;        // of its sums: with AVX-512 keys are taken as unsigned, 128 above what they are
+};
+
 struct Query {
   const float* q;  // [head_dim], scaled, then zeros to the end of a step of kStepBytes elements
+  const QueryCodes* codes;  // with INT8 KV, instead
   State* state;
   int begin, end;  // of the tile's keys, those it sees; never empty
 };
@@ -117,10 +125,10 @@ static inline F16 tanh(F16 x) {
   return select_less(z, F16::set(0.625f * 0.625f), near, far);
 }
 
-// Lanes [begin, end) of x; -infinity elsewhere, whatever x has there.
-static inline F16 only(F16 x, int begin, int end) {
+// Lanes [begin, end) of x; `other` elsewhere, whatever x has there.
+static inline F16 only(F16 x, int begin, int end, float other) {
   alignas(64) static constexpr float kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const F16 lane = F16::load(kLaneNumbers), none = F16::set(-std::numeric_limits<float>::infinity());
+  const F16 lane = F16::load(kLaneNumbers), none = F16::set(other);
   const F16 before = select_less(lane, F16::set(static_cast<float>(begin)), none, x);
   return select_less(lane, F16::set(static_cast<float>(end)), before, none);
 }
@@ -128,23 +136,24 @@ static inline F16 only(F16 x, int begin, int end) {
 // Scores to what softmax takes, in place: with scale, soft cap and mask. Gives the largest.
 static inline float prepare_scores(const Query& query, const TileShape& shape, const float* key_scales, float* scores) {
   const bool all = query.begin == 0 && query.end == kTile;
-  F16 most = F16::set(-std::numeric_limits<float>::infinity());
+  const bool as_they_are = all && !shape.scaled && shape.softcap <= 0;
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  F16 most = F16::set(kNone);
   for (int at = 0; at < kTile; at += kLanes) {
     F16 x = F16::load(scores + at);
     if (shape.scaled) x = x * F16::load(key_scales + at);
     if (shape.softcap > 0) x = F16::set(shape.softcap) * tanh(x / F16::set(shape.softcap));
-    if (!all) x = only(x, query.begin - at, query.end - at);
-    x.store(scores + at);
+    if (!all) x = only(x, query.begin - at, query.end - at, kNone);
+    if (!as_they_are) x.store(scores + at);
     most = max(x, most);
   }
   return max_lane(most);
 }
 
-// R queries' scores [R][kTile] with a tile become its values' weights, in place; factors: of what came before it. Not
-// inlined: one for all kinds of values.
+// R queries' scores [R][kTile] with a tile, and their largest so far; factors: of what came before it.
 template <int R>
-[[gnu::noinline]] static void weights_of(const Query* queries, const TileView& tile, const TileShape& shape,
-                                         float* scores, float* factors) {
+static inline void raise_largest(const Query* queries, const TileView& tile, const TileShape& shape, float* scores,
+                                 float* factors) {
   for (int r = 0; r < R; ++r) {
     const float here = prepare_scores(queries[r], shape, tile.key_scales, scores + r * kTile);
     const float most = std::max(queries[r].state->max, here);
@@ -152,6 +161,13 @@ template <int R>
     queries[r].state->max = most;
   }
   exp(F16::load(factors)).store(factors);
+}
+
+// Scores become the values' weights, in place. Not inlined: one for all kinds of values.
+template <int R>
+[[gnu::noinline]] static void weights_of(const Query* queries, const TileView& tile, const TileShape& shape,
+                                         float* scores, float* factors) {
+  raise_largest<R>(queries, tile, shape, scores, factors);
   for (int r = 0; r < R; ++r) {
     const F16 most = F16::set(queries[r].state->max);
     F16 sums = F16::load(queries[r].state->sums) * F16::set(factors[r]);

@@ -109,6 +109,7 @@ struct TileView {
   float* values;               // [kTile][padded]
   float* key_scales;           // [kTile], with quantised KV
   float* value_scales;         // [kTile]
+  bool spoilt;                 // some of value_scales are NaN
   Ahead* ahead;                // told of the work on it
   const char* rows[kTile];     // each key's values: in `values`, or as they lie in the pool
 };
@@ -224,8 +225,10 @@ static void load_values(const AttentionArgs& args, const Slots& slots, int64_t h
 static void load_scales(const AttentionArgs& args, const Slots& slots, int64_t head, TileView& view) {
   const uint16_t* scales = args.scales + head * args.scale_strides.head;
   const float unit = args.kv_dtype == kKvFp8 ? kFp8Divisor : 1.0f;
+  view.spoilt = false;
   for (int j = slots.begin; j < slots.end; ++j) {
     view.key_scales[j] = bf16(scales[slots.scales[j]]) * unit;
     view.value_scales[j] = bf16(scales[slots.scales[j] + args.scale_strides.part]) * unit;
+    view.spoilt |= std::isnan(view.value_scales[j]);
   }
 }

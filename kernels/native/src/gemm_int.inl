@@ -5,8 +5,8 @@
 #include "gemm_int_tile.inl"
 #include "gemm_int_finish.inl"
 
-constexpr int kFewTiles = 2;          // so many rows or fewer wait for memory
 constexpr int64_t kAheadBytes = 4096;
+constexpr int kTrio = 3;  // panels that go together, or a multiple of it: kTilePanels where that is not 1
 
 static int64_t step_bytes(const IntWeight& weight) {
   return weight.kind == IntCodes::int8 ? Int8Codes::kStepBytes : Int4Codes::kStepBytes;
@@ -54,13 +54,14 @@ static Ahead ahead_of(const IntWeight& weight, const Tiles& tiles, int64_t tile,
                       int64_t count) {
   const int64_t panel_bytes = weight.steps * step_bytes(weight);
   const uint8_t* codes = weight.codes + panel * panel_bytes;
-  if (tiles.count() <= kFewTiles) {
-    if (tile > 0) return {codes, codes, 0};
-    return {codes + kAheadBytes, codes + kAheadBytes + count * panel_bytes, step_bytes(weight)};
+  if (tiles.few()) {
+    if (tile > 0) return {codes, codes, 0, 1};
+    return {codes + kAheadBytes, codes + kAheadBytes + count * panel_bytes, step_bytes(weight), 1};
   }
-  const int64_t lines = count * panel_bytes / 64;
+  const int64_t lines = count * panel_bytes / 64, from = lines * tile / tiles.count();
+  const int64_t to = lines * (tile + 1) / tiles.count();
   codes = weight.codes + next * panel_bytes;
-  return {codes + lines * tile / tiles.count() * 64, codes + lines * (tile + 1) / tiles.count() * 64, 128};
+  return {codes + from * 64, codes + to * 64, 128, (to - from + 2 * weight.steps - 1) / (2 * weight.steps)};
 }
 
 // Some panels; where outputs are gated, as many again, half of all further on.
@@ -92,7 +93,7 @@ static void multiply_rows(const GemmIntArgs& args, const Activations& x, float* 
   alignas(64) float y[2 * kMostTogether * kMostRows * kLanes];
   const IntWeight& weight = args.weight;
   const bool gated = args.finish == IntFinish::gate, streamed = streams(args, out);
-  const int64_t most = tiles.count() <= kFewTiles ? kMostTogether : 3, half = weight.out_features / kLanes / 2;
+  const int64_t most = tiles.few() ? kMostTogether : kTrio, half = weight.out_features / kLanes / 2;
   for (int64_t panel = some.begin; panel < some.end; panel += most) {
     const int64_t count = std::min(most, some.end - panel);
     const int64_t next = panel + count < some.end ? panel + count : some.then;
@@ -124,7 +125,7 @@ static void multiply(const GemmIntArgs& args, Pool& pool) {
   const double cycles = std::max(static_cast<double>(weight.steps * step_bytes(weight)) / 8,
                                  static_cast<double>(*args.rows * weight.steps * 2 * Form::kUnits));
   int64_t per_chunk = chunk_size(panels, static_cast<double>(all) * cycles);
-  if (tiles.count() > kFewTiles) per_chunk = (per_chunk + 2) / 3 * 3;
+  if (!tiles.few()) per_chunk = (per_chunk + kTrio - 1) / kTrio * kTrio;
   const int64_t chunks = (panels + per_chunk - 1) / per_chunk;
   pool.run(chunks, [&](int64_t chunk) {
     const int64_t begin = chunk * per_chunk, end = std::min(panels, begin + per_chunk);
@@ -136,6 +137,7 @@ static void gemm_int(const GemmIntArgs& args, Pool& pool) {
   if (*args.rows <= 0) return;
 #if BATON_AVX512
   if (args.weight.narrow) return multiply<Narrow>(args, pool);
+  if (Tiles(*args.rows).few()) return multiply<Split>(args, pool);
 #endif
   multiply<Wide>(args, pool);
 }

@@ -37,6 +37,7 @@ struct Fp4Codes {
 // Narrow needs AVX-512: AVX2's product of bytes saturates, and to move the signs costs what widening does.
 struct Narrow {
   static constexpr int kUnits = 1;  // for four inputs
+  static constexpr int kSums = 1;   // of each output
   static constexpr float kLargest = 127.0f;
 #if BATON_AVX512
   template <int unit>
@@ -52,7 +53,8 @@ struct Narrow {
 
 struct Wide {
   static constexpr int kUnits = 2;  // inputs 0 2, 1 3: so an and and a shift widen weights
-  static constexpr float kLargest = 32767.0f;
+  static constexpr int kSums = 1;
+  static constexpr float kLargest = 127 * 128 - 1;  // see Split
   template <int unit>
   static inline I16 operand(I16 codes) {
     return unit == 0 ? codes & I16::set(0x00ff00ff) : shift16<8>(codes);
@@ -62,6 +64,32 @@ struct Wide {
     dots2(acc, w, x);
   }
 };
+
+#if BATON_AVX512
+// The integers of Wide as 128 times a s8 and another s8: weights need not be widened, in twice the sums. For few rows,
+// whose sums leave registers free.
+struct Split {
+  static constexpr int kUnits = 2;  // of the greater parts, of the lesser
+  static constexpr int kSums = 2;
+  template <int unit>
+  static inline I16 operand(I16 codes) {
+    return codes;
+  }
+  template <int n>
+  static inline void dots(I16 (&acc)[n], const I16 (&w)[n], const int32_t& x) {
+    dots4(acc, w, x);
+  }
+};
+#endif
+
+// What the sums of an output come to.
+template <class Form>
+static inline I16 joined([[maybe_unused]] const I16& first, const I16& last) {
+#if BATON_AVX512
+  if constexpr (Form::kSums == 2) return {_mm512_add_epi32(_mm512_slli_epi32(first.v, 7), last.v)};
+#endif
+  return last;
+}
 
 // Sixteen scales or offsets of one group.
 static inline F16 load_scales(const void* base, IntScale type, int64_t index) {

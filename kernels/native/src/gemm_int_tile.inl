@@ -18,6 +18,7 @@ class Tiles {
     }
   }
   int64_t count() const { return whole_ + rests_; }
+  bool few() const { return whole_ == 0; }  // rows, so that they wait for memory
   int size(int64_t tile) const { return tile < whole_ ? kMostRows : rest_[tile - whole_]; }
   int64_t first(int64_t tile) const {
     return std::min(tile, whole_) * kMostRows + std::accumulate(rest_, rest_ + std::max<int64_t>(0, tile - whole_), 0);
@@ -34,10 +35,11 @@ class Tiles {
 template <class Codes, int kRows>
 constexpr bool kAhead = Codes::kStepBytes == 64 || kRows == kMostRows;
 
-// What to fetch meanwhile: two lines per step from `begin` on, then `bytes` further on, up to `end`.
+// What to fetch meanwhile: `pairs` of lines (at least one) per step from `begin` on, `bytes` from one to the next, up to `end`.
 struct Ahead {
   const uint8_t *begin, *end;
   int64_t bytes;
+  int64_t pairs;
 };
 
 struct TileArgs {
@@ -73,21 +75,24 @@ static inline BATON_INLINE const int32_t& unit_at(const Cursor& at, int64_t row_
 // Adds the products of some steps, exactly, and moves on.
 template <class Codes, class Form, int kRows, int kPanels>
 static inline BATON_INLINE void add_products(Cursor& at, int64_t steps, int64_t row_units, int64_t panel_bytes,
-                                             const Ahead& ahead, I16 (&acc)[kRows][kPanels]) {
-  constexpr int kUnits = Form::kUnits;
+                                             const Ahead& ahead, I16 (&acc)[kRows * Form::kSums][kPanels]) {
+  constexpr int kUnits = Form::kUnits, kSums = Form::kSums;
   constexpr auto kHint = kPanels > 1 ? _MM_HINT_T1 : _MM_HINT_T0;
   for (const uint8_t* end = at.codes + steps * Codes::kStepBytes; at.codes != end; at.codes += Codes::kStepBytes) {
     if constexpr (kAhead<Codes, kRows>) {
-      _mm_prefetch(at.ahead, kHint);
-      _mm_prefetch(at.ahead + 64, kHint);
-      at.ahead = std::min(at.ahead + ahead.bytes, ahead.end);
+      int64_t pairs = ahead.pairs;
+      do {
+        _mm_prefetch(at.ahead, kHint);
+        _mm_prefetch(at.ahead + 64, kHint);
+        at.ahead = std::min(at.ahead + ahead.bytes, ahead.end);
+      } while (--pairs > 0);
     }
     each<2 * kUnits>([&](auto u) BATON_INLINE {
       I16 w[kPanels];
       each<kPanels>([&](auto p) BATON_INLINE {
         w[p] = Form::template operand<u % kUnits>(Codes::template load<u / kUnits>(at.codes + p * panel_bytes));
       });
-      each<kRows>([&](auto r) BATON_INLINE { Form::dots(acc[r], w, unit_at<r>(at, row_units, u)); });
+      each<kRows>([&](auto r) BATON_INLINE { Form::dots(acc[r * kSums + u % kSums], w, unit_at<r>(at, row_units, u)); });
     });
     at.x0 += 2 * kUnits;
     at.x3 += 2 * kUnits;
@@ -97,6 +102,7 @@ static inline BATON_INLINE void add_products(Cursor& at, int64_t steps, int64_t 
 // y: [panels][rows][16]
 template <class Codes, class Form, int kRows, int kPanels>
 static void multiply_tile(const IntWeight& weight, const TileArgs& tile, float* y) {
+  constexpr int kSums = Form::kSums;
   const int64_t panel_bytes = weight.steps * Codes::kStepBytes, row_units = tile.row_units;
   const int64_t row_scales = weight.block_count, groups = weight.groups;
   const int32_t* units = tile.units;
@@ -107,18 +113,22 @@ static void multiply_tile(const IntWeight& weight, const TileArgs& tile, float* 
   for (int64_t b = 0; b < weight.block_count; ++b) {
     const IntBlock block = weight.blocks[b];
     const BlockScale* scales = tile.scales + b;
-    I16 acc[kRows][kPanels];
+    I16 acc[kRows * kSums][kPanels];
     each<kRows>([&](auto r) BATON_INLINE {
       const I16 start = I16::set(scales[r * row_scales].start);
-      each<kPanels>([&](auto p) BATON_INLINE { acc[r][p] = start; });
+      each<kPanels>([&](auto p) BATON_INLINE {
+        if constexpr (kSums > 1) acc[r * kSums][p] = I16::zero();
+        acc[(r + 1) * kSums - 1][p] = start;
+      });
     });
-    add_products<Codes, Form>(at, block.end - block.begin, row_units, panel_bytes, ahead, acc);
+    add_products<Codes, Form, kRows, kPanels>(at, block.end - block.begin, row_units, panel_bytes, ahead, acc);
     F16 scale[kPanels];  // of the weight; where it is the same for all blocks, it waits for the end
     load_scales(weight.scale, weight.scale_type, groups, tile.panel, block.group, scale);
     each<kRows>([&](auto r) BATON_INLINE {
       const F16 of_row = F16::set(scales[r * row_scales].scale);
       each<kPanels>([&](auto p) BATON_INLINE {
-        total[r][p] = fma(to_float(acc[r][p]), scale[p] * of_row, total[r][p]);
+        const I16 sums = joined<Form>(acc[r * kSums][p], acc[(r + 1) * kSums - 1][p]);
+        total[r][p] = fma(to_float(sums), scale[p] * of_row, total[r][p]);
       });
     });
     if (weight.offset == nullptr || groups == 1) continue;
@@ -137,13 +147,20 @@ using MultiplyTile = void (*)(const IntWeight&, const TileArgs&, float*);
 template <class Codes, class Form, size_t... i>
 static MultiplyTile choose_rows(int rows, std::index_sequence<i...>) {
   MultiplyTile found = nullptr;
-  ((kTileRows[i] == rows ? void(found = multiply_tile<Codes, Form, kTileRows[i], 1>) : void()), ...);
+  const auto consider = [&](auto n) {
+    if constexpr (Form::kSums == 1 || n < kMostRows) {
+      if (n == rows) found = multiply_tile<Codes, Form, n, 1>;
+    }
+  };
+  (consider(std::integral_constant<int, kTileRows[i]>()), ...);
   return found;
 }
 
 template <class Codes, class Form>
 static MultiplyTile choose_tile(int rows, int panels) {
-  if (panels > 1) return multiply_tile<Codes, Form, kMostRows, kTilePanels>;
+  if constexpr (Form::kSums == 1) {
+    if (panels > 1) return multiply_tile<Codes, Form, kMostRows, kTilePanels>;
+  }
   return choose_rows<Codes, Form>(rows, std::make_index_sequence<std::size(kTileRows)>());
 }
 
