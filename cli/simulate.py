@@ -31,6 +31,7 @@ Prefixes = Annotated[
     str | None, typer.Option("--prefixes", metavar="NxTOKENS", help="Begin each prompt with one of N texts.")
 ]
 Requests = Annotated[int | None, typer.Option(min=2, help="The first so many. [default: all, or 1000]")]
+Skip = Annotated[int, typer.Option(min=0, help="Begin a trace after so many of its requests.")]
 Ttft = Annotated[float | None, typer.Option("--ttft", help="Target: seconds to the first token.")]
 Tpot = Annotated[float | None, typer.Option("--tpot", help="Target: mean seconds per token after it.")]
 Attainment = Annotated[
@@ -78,6 +79,7 @@ def simulate(  # noqa: PLR0913 - a command has as many parameters as options
     output_tokens: OutputTokens = None,
     prefixes: Prefixes = None,
     requests: Requests = None,
+    skip: Skip = 0,
     ttft: Ttft = None,
     tpot: Tpot = None,
     attainment: Attainment = 0.9,

@@ -52,10 +52,15 @@ class Load:
     def _traced(self) -> list[Arrival]:
         if not self.trace or len(self.trace) > 1:
             raise InvalidArgument("give one trace; several go with --compare", field="trace")
-        trace = read_trace(self.trace[0])[: self.requests]
+        trace = list(arrivals.stretch(read_trace(self.trace[0]), self._first, self.requests))
         if self.rate is not None:
             trace = list(arrivals.scaled(trace, arrivals.offered_rate(trace) / self.rate))
         return [self._shortened(arrival) for arrival in trace]
+
+    @property
+    def _first(self) -> int:
+        """Of a trace's requests, counted from 0."""
+        return 0
 
     def _shortened(self, arrival: Arrival) -> Arrival:
         prompt, output = arrival.prompt_tokens, arrival.output_tokens
@@ -87,6 +92,7 @@ class Load:
 class Asked(Load):
     """The options of `baton simulate`, as they are in `cli.simulate`."""
 
+    skip: int
     attainment: float
     profile: str
     prefill: int | None
@@ -104,6 +110,10 @@ class Asked(Load):
     as_json: bool
     html: Path | None
     out: Path | None
+
+    @property
+    def _first(self) -> int:
+        return self.skip
 
     @property
     def kind(self) -> Profile:

@@ -52,7 +52,9 @@ def _contenders(asked: Asked) -> list[Contender]:
 def _setting(asked: Asked, number: int) -> Setting:
     assert asked.trace is not None
     count = asked.requests or (QUICK_REQUESTS if asked.quick else None)
-    setting = setting_from(asked.trace[number], asked.kind, asked.nodes, count, asked.seed)
+    setting = setting_from(
+        asked.trace[number], asked.kind, asked.nodes, count, seed=asked.seed, skip=asked.skip
+    )
     return _targeted(replace(setting, attainment=asked.attainment), asked.slo)
 
 

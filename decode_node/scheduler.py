@@ -22,6 +22,7 @@ from baton.core.sequence import Sequence, finish_of
 from baton.decode_node.limits import DecodeLimits, DecodeStats
 from baton.decode_node.residents import Residents
 
+CATCH_UP = 4.0
 MOST_AHEAD = 4.0  # so many times its TPOT may a request wait for a token
 
 
@@ -49,22 +50,23 @@ class DecodeScheduler:
 
     # ---- sequences come and go ---------------------------------------------------------------------------
 
-    def admit(self, now: float, admit: Admit) -> list[NodeEffect]:
-        """A committed hand-off: its blocks, with all but the last token's KV, change owner."""
+    def admit(self, now: float, admit: Admit, waited_s: float = 0.0) -> list[NodeEffect]:
+        """A committed hand-off: its blocks, with all but the last token's KV, change owner. waited_s: for how
+        long it may have waited already for a step to end."""
         seq = Sequence(admit.request, Phase.RESERVED, arrived_s=now, deadline_s=admit.deadline_s)
         seq.blocks = array("q", admit.blocks)
         seq.computed = admit.computed
         seq.cached = admit.cached_tokens
         seq.move(Move.COMMIT)
-        return self.adopt(now, seq)
+        return self.adopt(now, seq, waited_s)
 
-    def adopt(self, now: float, sequence: Sequence) -> list[NodeEffect]:
+    def adopt(self, now: float, sequence: Sequence, waited_s: float = 0.0) -> list[NodeEffect]:
         """A sequence prefilled on this very node (PrefillScheduler.take), KV and all."""
         if self._residents.get(sequence.key) is not None:  # a second hand-off of it: the first goes on
             sequence.drop_kv(self._kv)
             return []
         self._residents.ready[sequence.key] = sequence
-        self._began[sequence.key] = (now, sequence.output_len)
+        self._began[sequence.key] = (now - waited_s, sequence.output_len)
         if sequence.deadline_s is not None:
             self._deadlines[sequence.key] = sequence.deadline_s
         sequence.join(self._kv, self._revision)
@@ -179,8 +181,10 @@ class DecodeScheduler:
         return min(self._deadlines.values()) if self._deadlines else None
 
     def patience_s(self, now: float, rows: Iterable[Row]) -> float | None:
-        """How long a step of these rows may take by the targets of their requests; None: they have none. One
-        that is ahead of its target may wait for longer, MOST_AHEAD times at most: nobody should see a gap."""
+        """How long a step of these rows may take by the targets of their requests; None: they have none.
+
+        One ahead of its target may wait for longer, MOST_AHEAD times at most: nobody should see a gap. One
+        behind catches up over some CATCH_UP tokens: its answer may be over soon."""
         running = self._residents.running
         each = [self._patience_s(now, running[row.seq]) for row in rows]
         return min([seconds for seconds in each if seconds is not None], default=None)
@@ -192,7 +196,8 @@ class DecodeScheduler:
         target_s *= TPOT_SHARE
         began_s, had = self._began[seq.key]
         due_s = began_s + target_s * (seq.output_len - had + 1)
-        return min(max(target_s, due_s - now), MOST_AHEAD * target_s)
+        ahead_s = due_s - now - target_s
+        return min(target_s + (ahead_s if ahead_s > 0.0 else ahead_s / CATCH_UP), MOST_AHEAD * target_s)
 
     def headroom_blocks(self) -> int:
         """Blocks to leave free for what is here already: growth of the batch, and preempted sequences."""

@@ -97,6 +97,7 @@ Told = Admitted | Misbehaved | Lent | SnapshotOut | KvChange | LoadOut
 Out = NodeEffect | SinkEffect | Told | BaseException
 
 
+JUST_S = 0.005  # after a step what waited for it is taken in
 MOST_WITHOUT = 7  # steps in a row that leave no time for prompts
 
 
@@ -128,6 +129,7 @@ class NodeCore:
         self._pace = Pace()
         self._without_prompts = 0
         self._steps = 0
+        self._mixed = (-1.0, 0.0)  # when the last step with prompts ended, how long it took
         self._reports = 0
         self._changed = True
 
@@ -264,6 +266,7 @@ class NodeCore:
         if (part := self._pace.decode_part(self._rows, self._decode_rows, output.duration_s)) is not None:
             self._samples.add_decode(part)
         if self._decode_rows < len(self._rows):
+            self._mixed = (now, output.duration_s)
             self.prefill.set_pace(self._pace.token_s)
         outputs = {row.seq: row for row in output.rows}
         decode = {row.seq: outputs[row.seq] for row in self._rows[: self._decode_rows]}
@@ -376,7 +379,9 @@ class NodeCore:
             if isinstance(effect, Admit):
                 request = effect.request
                 self._outs.append(Admitted((request.id, request.attempt), effect.router_id))
-                self._emit(now, self.decode.admit(now, effect))
+                ended_s, took_s = self._mixed
+                waited_s = took_s if now - ended_s < JUST_S else 0.0  # for that step, perhaps
+                self._emit(now, self.decode.admit(now, effect, waited_s))
             else:
                 if isinstance(effect, FetchOver):
                     self.prefill.fetch_over(effect.key, effect.tokens)

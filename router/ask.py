@@ -14,7 +14,8 @@ from baton.router.prefix_view import PromptChains
 @dataclass(frozen=True, slots=True)
 class Ask:
     """expected_output_tokens: a guess at what it will yet make. waited_s: since it arrived. lenders: None
-    where nothing is fetched."""
+    where nothing is fetched. lengths: how many tokens it may make in all, each as likely as the next; none
+    if nothing is known of that."""
 
     request: Request
     now: float
@@ -25,6 +26,7 @@ class Ask:
     avoid_pairs: Iterable[tuple[str, str]] = ()
     waited_s: float = 0.0
     lenders: Lenders | None = None
+    lengths: tuple[int, ...] = ()
 
     @property
     def slo(self) -> Slo:

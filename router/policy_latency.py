@@ -15,6 +15,7 @@ seconds it saves, no more: where its node's queue costs more, the prompt is comp
 
 from __future__ import annotations
 
+from baton.core.request import TPOT_SHARE
 from baton.core.residuals import Residuals
 from baton.router.ask import Ask
 from baton.router.fetches import Alone, best_fetch
@@ -31,13 +32,13 @@ class LatencyLegs:
         self._config = config
 
     def prefill_room(self, ask: Ask, node: Node) -> bool:
-        """Bounded work on nodes: what waits, waits where it can still be sent elsewhere. One request may
-        always wait behind the one being computed, so that the node never idles for a round trip. Where its
-        prefix is cached it may wait for as long as that saves."""
+        """Bounded work on nodes: what waits, waits where it can still be sent elsewhere. A little may always
+        wait behind what is being computed, so that the node never idles for a round trip. Where its prefix is
+        cached it may wait for as long as that saves."""
         config = self._config
         if node.full or len(node.prefill) >= config.max_node_requests:
             return False
-        if node.prefill_requests < 2:
+        if not node.prefill_requests:
             return True
         queue_s = node.prefill_queue_s(ask.now)
         if queue_s < config.max_node_wait_s:
@@ -136,9 +137,10 @@ class LatencyLegs:
             exposed_s = _exposed_s(ask, prefill, decode)
             score_s += exposed_s
         slow = decode.slow
-        if ask.request.slo.tpot_s is not None and exposed_s > 0.0:
+        if (target_s := ask.request.slo.tpot_s) is not None and exposed_s > 0.0:
             each_s = (decode.wait_s + exposed_s) / max(1.0, ask.expected_output_tokens - 1)
-            slow = max(slow, _slow(decode.node.tpot_errors, ask.request.slo.tpot_s, decode.tpot_s + each_s))
+            slow = max(slow, _slow(decode.node.tpot_errors, target_s, decode.tpot_s + each_s))
+            slow = max(slow, _slow_start(ask, decode, target_s, exposed_s))
             score_s += self._config.miss_s * (slow - decode.slow)
         gain = (1.0 - prefill.late) * (1.0 - slow) - decode.harm
         return Scored(prefill, decode, exposed_s, score_s, gain)
@@ -148,6 +150,22 @@ def _slow(errors: Residuals, target_s: float | None, tpot_s: float) -> float:
     if target_s is None or tpot_s <= 0.0:  # a fit may say that a batch costs nothing
         return 0.0
     return errors.chance_above(target_s / tpot_s)
+
+
+def _slow_start(ask: Ask, decode: DecodeLeg, target_s: float, exposed_s: float) -> float:
+    """The chance that the answer is over before it has made good the wait for its second token: for the
+    transfer, and for the step under way, which may have just begun or be about to end."""
+    node, step_s = decode.node, decode.tpot_s
+    if node.prefill_requests and (tightest_s := node.decode.tightest_s) is not None:
+        step_s = max(step_s, TPOT_SHARE * tightest_s)  # as long as steps with prompts are made
+    if not ask.lengths or step_s <= 0.0:
+        return 0.0
+    spare_s = target_s - step_s
+    most = (exposed_s + decode.wait_s + step_s) / step_s
+    late = [
+        min(1.0, max(0.0, most - (tokens - 1) * spare_s / step_s)) for tokens in ask.lengths if tokens > 1
+    ]
+    return sum(late) / len(ask.lengths)
 
 
 def _exposed_s(ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from baton.router.answers import AnswerLengths
 from baton.router.demand import Demand
 from baton.router.lenders import Lenders
 from baton.router.live import Attempt, Live
@@ -40,6 +41,7 @@ class State:
     demand: Demand = field(default_factory=lambda: Demand(PlannerConfig().tau_s))
     departures: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     output_tokens: float = PRIOR_OUTPUT_TOKENS
+    answers: AnswerLengths = field(default_factory=AnswerLengths)
     stale: int = 0
 
     def node(self, node_id: str) -> Node | None:
@@ -47,6 +49,7 @@ class State:
 
     def learn_output(self, tokens: int) -> None:
         self.output_tokens += OUTPUT_SMOOTHING * (tokens - self.output_tokens)
+        self.answers.add(tokens)
 
     def expected_output(self, live: Live) -> float:
         """Tokens it will yet make: its limit, or what requests usually make."""
@@ -64,6 +67,7 @@ class State:
             live.avoid_pairs,
             now - live.facts.arrived_s,
             Lenders(self.registry, live.chains) if self.config.fetch and self.registry.one_kv_type else None,
+            () if live.output else self.answers.usual,
         )
 
     def enqueue(self, live: Live, now: float) -> None:

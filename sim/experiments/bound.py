@@ -2,7 +2,8 @@
 
 The machines are fused into one that is as fast as all of them together, computes prompts in the best possible
 batches, finds every block that was ever computed in its cache, and moves KV in no time. A fixed share of it
-goes to decode: what the answers cost in the largest batches that keep the TPOT target. The rest computes
+goes to decode: what the answers cost in the largest batches that keep the TPOT target, or what they add to
+steps full of prompts, if that is less. The rest computes
 prompts, and is told in advance which requests to turn away. With one TTFT target for all, deadlines come in
 the order of arrival, and the largest set of prompts that can all be on time is found exactly by serving in
 that order and dropping, whenever one would be late, the prompt whose absence helps it most (Kise, Ibaraki,
@@ -48,9 +49,20 @@ def needs(trace: Sequence[Arrival], profile: Profile, slo: Slo) -> list[Need]:
         cached = min(cached, arrival.prompt_tokens - 1)
         prefill_s = prompt_s(profile, arrival.prompt_tokens - cached, cached)
         context = arrival.prompt_tokens + arrival.output_tokens // 2
-        token_s = profile.cost.step_s(StepWork(0, 0.0, 0, rows, rows * context)) / rows
+        token_s = _token_s(profile, rows, context)
         found.append(Need(arrival.at_s, prefill_s, (arrival.output_tokens - 1) * token_s))
     return found
+
+
+def _token_s(profile: Profile, rows: int, context: int) -> float:
+    """Of one answer in a batch of so many: in steps of their own, or, where that is cheaper, as what they add
+    to a step full of prompts, whose arithmetic may hide the reading of weights and KV."""
+    cost, tokens = profile.cost, profile.max_batch_tokens
+    pairs = tokens * tokens / 2
+    alone_s = cost.step_s(StepWork(0, 0.0, 0, rows, rows * context))
+    both_s = cost.step_s(StepWork(MANY * tokens, MANY * pairs, MANY, rows, rows * context))
+    added_s = both_s - cost.step_s(StepWork(MANY * tokens, MANY * pairs, MANY, 0, 0))
+    return min(alone_s, added_s) / rows
 
 
 def prompt_s(profile: Profile, tokens: int, cached: int) -> float:

@@ -61,18 +61,24 @@ class Search:
         self.runs: list[Point] = []
 
     def best(self, start: float, splits: Sequence[Split] | None = None) -> Highest:
-        """start: a rate to begin with. splits: families of neighbours are climbed one after the other."""
+        """start: a rate to begin with. splits: families of neighbours are climbed one after the other, each
+        from its likeliest; where all nodes may do both, from there first."""
         splits = list(splits or self._contender.splits(self._setting))
-        families = [[s for s in splits if not s.both], [s for s in splits if s.both]]
+        pools = [split for split in splits if not split.both]
+        mixed = [split for split in splits if split.both]
+        begins = [
+            (family, family.index(likely(family, self._setting))) for family in (pools, mixed) if family
+        ]
+        begins[:0] = [(mixed, place) for place, s in enumerate(mixed) if not s.prefill and not s.decode]
         split, rate = splits[0], 0.0
-        for family in families:
-            if family:
-                split, rate = self._climb(family, split, rate, start)
+        for family, place in begins:
+            split, rate = self._climb(family, place, split, rate, start)
         return Highest(self._contender.name, split, rate, len(self.runs))
 
-    def _climb(self, family: list[Split], best: Split, rate: float, start: float) -> tuple[Split, float]:
-        """From the likeliest of the family towards whichever neighbour does better than the best so far."""
-        place = family.index(likely(family, self._setting, best if rate else None))
+    def _climb(
+        self, family: list[Split], place: int, best: Split, rate: float, start: float
+    ) -> tuple[Split, float]:
+        """From one of the family towards whichever neighbour does better than the best so far."""
         if not rate:
             best, rate = family[place], highest_rate(self._passes(family[place]), start, self._precision)
         elif (better := self._better(family[place], rate)) > rate:
@@ -107,10 +113,8 @@ class Search:
         return passes
 
 
-def likely(family: Sequence[Split], setting: Setting, like: Split | None) -> Split:
-    """The split that divides nodes as the work divides; or, if given, the one most like another."""
-    if like is not None:
-        return min(family, key=lambda split: abs(split.prefill - like.prefill))
+def likely(family: Sequence[Split], setting: Setting) -> Split:
+    """The split that divides nodes as the work divides."""
     found = needs(setting.arrivals, setting.profile, setting.slo)
     prefill_s = sum(need.prefill_s for need in found)
     share = prefill_s / max(1e-12, prefill_s + sum(need.decode_s for need in found))

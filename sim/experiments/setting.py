@@ -11,7 +11,7 @@ from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
 from baton.sim.spec import NetworkSpec, Profile
 from baton.sim.workload.arrival import Arrival
-from baton.sim.workload.arrivals import offered_rate, repeated, scaled, with_slo
+from baton.sim.workload.arrivals import offered_rate, repeated, scaled, stretch, with_slo
 from baton.sim.workload.traces import read_trace
 
 CHAT = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -95,12 +95,14 @@ def least_span_s(load: Sequence[Arrival], slo: Slo) -> float:
     return max(LEAST_SPAN_S, TARGET_SPANS * (slo.ttft_s or 0.0), ANSWER_SPANS * answer_s)
 
 
-def setting_from(path: Path, profile: Profile, nodes: int, count: int | None, seed: int = 0) -> Setting:
-    """A trace file with the targets of its kind. count: of its requests, the first; what no node could hold
-    is left out, for all alike."""
-    trace = read_trace(path)
+def setting_from(
+    path: Path, profile: Profile, nodes: int, count: int | None, *, seed: int = 0, skip: int = 0
+) -> Setting:
+    """A trace file with the targets of its kind. count: of its requests, after the first `skip`; what no node
+    could hold is left out, for all alike."""
     limit = profile.max_model_len
-    trace = [a for a in trace if a.prompt_tokens + a.output_tokens <= limit][:count]
+    fitting = [a for a in read_trace(path) if a.prompt_tokens + a.output_tokens <= limit]
+    trace = list(stretch(fitting, skip, count))
     if len(trace) < 2 or trace[-1].at_s <= 0.0:
         raise InvalidArgument(f"{path}: too few requests that {profile.name} could hold")
     slo = targets_for(path.stem)

@@ -82,6 +82,12 @@ def first(trace: Iterable[Arrival], count: int) -> Iterator[Arrival]:
     return islice(trace, count)
 
 
+def stretch(trace: Sequence[Arrival], skip: int, count: int | None) -> Iterator[Arrival]:
+    """So many requests (None: all) after the first `skip`, the first of them at 0."""
+    some = trace[skip:] if count is None else trace[skip : skip + count]
+    return cut(some, some[0].at_s if some and skip else 0.0)
+
+
 def thinned(trace: Iterable[Arrival], share: float, seed: int) -> Iterator[Arrival]:
     """Each kept with the same chance: the rate falls, the times of what stays do not move."""
     dice = Random(f"{seed}/thinned")

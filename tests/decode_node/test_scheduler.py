@@ -2,10 +2,11 @@
 
 import pytest
 
+from baton.core.batch import RowOutput
 from baton.core.errors import DeadlineExceeded, IllegalTransition
 from baton.core.kvcache import KvCache
 from baton.core.node_effects import Admit, Ended, TokensOut
-from baton.core.request import FinishReason, Request, SamplingParams
+from baton.core.request import TPOT_SHARE, FinishReason, Request, SamplingParams, Slo
 from baton.decode_node.limits import DecodeLimits
 from baton.decode_node.scheduler import DecodeScheduler
 from tests.fake_kv import FakeMemory, digest, next_token, reference, run
@@ -283,3 +284,25 @@ def test_a_second_hand_off_of_a_sequence_changes_nothing() -> None:
     twin = Admit(node.requests["a", 0], tuple(blocks), 6, 0, None)
     assert node.scheduler.admit(node.now, twin) == []
     node.until_idle()
+
+
+def test_who_lost_time_before_it_came_catches_up_in_some_tokens() -> None:
+    node = Node()
+    slo = Slo(tpot_s=0.1)
+    request = Request("a", tuple(range(8)), output_ids=(next_token(tuple(range(8))),), max_tokens=20, slo=slo)
+    admit = Admit(request, tuple(node.kv.allocate(2)), 8, 0, None)
+    node.scheduler.admit(1.0, admit, waited_s=0.08)
+    rows = node.scheduler.schedule(1.0, 64)
+    usual_s = TPOT_SHARE * slo.tpot_s
+    least_s = node.scheduler.patience_s(1.0, rows)
+    assert least_s is not None
+    assert usual_s / 2 < least_s < usual_s - 0.01
+    paid_back_s, now = 0.0, 1.0
+    for _ in range(8):
+        step_s = node.scheduler.patience_s(now, rows)
+        assert step_s is not None
+        now += step_s
+        paid_back_s += usual_s - step_s
+        node.scheduler.complete(now, {rows[0].seq: RowOutput(rows[0].seq, 1)})
+        rows = node.scheduler.schedule(now, 64)
+    assert 0.06 < paid_back_s < 0.08

@@ -10,6 +10,7 @@ from baton.core.errors import Code
 from baton.core.load import Role
 from baton.core.prefix import chain, root_key
 from baton.core.request import Slo
+from baton.router.answers import ENOUGH, KEEP, AnswerLengths
 from baton.router.events import Cancelled, Dispatch, KvChanged, Reject
 from baton.router.machine_config import RouterConfig
 
@@ -113,6 +114,41 @@ def test_short_prompts_are_computed_where_they_are_decoded(prompt: int, where: s
     bench.report("b", load(Role.BOTH, 2, running=4, context_tokens=400, prefill_samples=SLOW_PROMPTS))
     [dispatch] = of(Dispatch, bench.arrive("r", prompt=prompt))
     assert (dispatch.prefill_node, dispatch.decode_node) == (where, "b")
+
+
+@pytest.mark.parametrize(("answers", "where"), [(2, "b1"), (400, "b2")])
+def test_answers_that_are_over_soon_are_decoded_where_their_prompt_is_computed(
+    answers: int, where: str
+) -> None:
+    """b2 has fewer answers, but prompts, too: a step of theirs would keep the second token waiting."""
+    bench = bench_of(RouterConfig(), ("b1", Role.BOTH), ("b2", Role.BOTH))
+    for _ in range(32):
+        bench.machine._state.learn_output(answers)
+    bench.report("b1", load(Role.BOTH, 3, running=4, context_tokens=400))
+    [long] = of(Dispatch, bench.arrive("long", prompt=3000, slo=Slo(tpot_s=0.1)))
+    assert (long.prefill_node, long.decode_node) == ("b2", "b2")
+    [dispatch] = of(Dispatch, bench.arrive("r", prompt=200, slo=Slo(tpot_s=0.1)))
+    assert (dispatch.prefill_node, dispatch.decode_node) == ("b1", where)
+
+
+def test_what_answers_are_like_is_told_by_the_latest() -> None:
+    answers = AnswerLengths()
+    for tokens in range(ENOUGH - 1):
+        answers.add(tokens)
+    assert answers.usual == ()
+    for i in range(2 * KEEP):
+        answers.add(10 * (1 + i % 5))
+    assert answers.usual == (10, 20, 30, 40, 50)
+
+
+def test_nothing_waits_on_a_node_behind_a_long_prompt() -> None:
+    """It stays where it can still go elsewhere, until the node is about to be free."""
+    bench = bench_of(RouterConfig(max_node_wait_s=0.2), P, D)
+    assert of(Dispatch, bench.arrive("long", prompt=3000))
+    assert not of(Dispatch, bench.arrive("next", prompt=100))
+    bench.now += 1.0
+    bench.report("p", load(Role.PREFILL, 3, running=1, waiting_tokens=150, waiting_work=0))
+    assert [dispatch.request.id for dispatch in of(Dispatch, bench.all)] == ["long", "next"]
 
 
 def test_nobody_is_sent_where_more_would_miss_their_target_than_it_gains() -> None:

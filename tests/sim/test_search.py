@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
+from baton.sim.experiments import search
 from baton.sim.experiments.compare import compare
 from baton.sim.experiments.compare_page import compare_page, table_rows
 from baton.sim.experiments.contenders import ABLATIONS, BATON, ORACLE, PUBLISHED
 from baton.sim.experiments.plan import layouts
-from baton.sim.experiments.point import run_point
+from baton.sim.experiments.point import Point, run_point
 from baton.sim.experiments.search import Search, bound_rate, highest_rate, likely
 from baton.sim.experiments.setting import MOST_REQUESTS, Setting, Split, setting_from
 from baton.sim.profiles import profile
@@ -89,10 +90,25 @@ def test_prompts_get_the_nodes_where_prompts_are_the_work():
     found = Search(PUBLISHED[2], setting(), 0.2).best(10.0)
     assert found.split == Split(2, 1)
     assert found.rate > 1.0
-    assert likely(setting().splits(), setting(), None) == Split(2, 1)
+    assert likely(setting().splits(), setting()) == Split(2, 1)
     assert found.rate < bound_rate(setting())
     answers = setting(prompt=100, output=400, nodes=3)
-    assert likely(answers.splits(), answers, None) == Split(1, 2)
+    assert likely(answers.splits(), answers) == Split(1, 2)
+
+
+def test_nodes_that_do_both_are_looked_at_though_their_neighbours_are_no_better(monkeypatch):
+    """A climb from dedicated pools does not come to them."""
+    best = {Split(2, 1): 2.0, Split(0, 0, 3): 5.0}
+
+    def run(contender, setting, split, rate, *, least):
+        return Point("", str(split), rate, 1.0 if rate <= best.get(split, 1.0) else 0.0)
+
+    monkeypatch.setattr(search, "run_point", run)
+    found = Search(BATON, setting(), 0.1).best(10.0)
+    assert found.split == Split(0, 0, 3)
+    assert 4.5 <= found.rate <= 5.0
+    best[Split(2, 1)] = 8.0
+    assert Search(BATON, setting(), 0.1).best(10.0).split == Split(2, 1)
 
 
 def test_a_table_of_a_small_comparison():

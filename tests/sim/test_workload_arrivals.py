@@ -125,3 +125,12 @@ def test_a_long_prompt_wraps_around_a_small_vocabulary():
     ids = prompt_ids(Arrival(0.0, 1000, 1), 5, 3)
     assert len(ids) == 1000
     assert set(ids) == set(range(5))
+
+
+def test_a_stretch_begins_at_nought():
+    trace = [Arrival(float(i * i), 10 + i, 1) for i in range(10)]
+    some = list(work.stretch(trace, 3, 4))
+    assert [arrival.prompt_tokens for arrival in some] == [13, 14, 15, 16]
+    assert [arrival.at_s for arrival in some] == [0.0, 7.0, 16.0, 27.0]
+    assert list(work.stretch(trace, 0, None)) == trace
+    assert not list(work.stretch(trace, 10, 5))
