@@ -118,6 +118,7 @@ def settings(start: RouterStart, digest: str = "") -> RouterSettings:
         transport=TransportOptions(**config.grpc.model_dump()),
         machine=machine_config(router, start.index, fetch=config.transfer.fetch),
         default_timeout_s=router.default_timeout_s,
+        joining_s=router.lease_s,  # nodes come round several times in one
         tokenizer_digest=digest,
         event_log=_event_log(router.event_log, start.index),
         config_json=effective_json(config),

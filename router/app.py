@@ -41,7 +41,7 @@ POLL_S = 0.02
 class RouterSettings:
     """Ports 0: the kernel chooses. model: the name that clients use. expected: fingerprint that nodes must
     have, None: that of the first. event_log: file for every event of the machine, "" for none. processes: how
-    many routers share the clients' ports. http: None: no HTTP."""
+    many routers share the clients' ports. http: None: no HTTP. joining_s: see CallOptions."""
 
     model: str
     host: str = "127.0.0.1"
@@ -54,6 +54,7 @@ class RouterSettings:
     transport: TransportOptions = field(default_factory=TransportOptions)
     machine: RouterConfig = field(default_factory=RouterConfig)
     default_timeout_s: float | None = None
+    joining_s: float = 0.0
     tokenizer_digest: str = ""
     expected: Fingerprint | None = None
     event_log: str = ""
@@ -80,7 +81,10 @@ class RouterApp:
         self._observer = Observer(self.metrics, self.driver, settings.event_log)
         self.calls = Calls(
             CallOptions(
-                settings.model, Limits(settings.transport.max_message_bytes), settings.default_timeout_s
+                settings.model,
+                Limits(settings.transport.max_message_bytes),
+                settings.default_timeout_s,
+                settings.joining_s,
             ),
             tokenizer,
             self.membership,
@@ -137,6 +141,7 @@ class RouterApp:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take nothing new, wait up to `drain_s` for what runs, end the rest with UNAVAILABLE, go."""
         self._draining = self.calls.draining = True
+        self.calls.nodes_joined.set()  # what waits for nodes hears of it
         await self._clients.set_serving(False)
         try:
             async with asyncio.timeout(drain_s):
@@ -163,6 +168,8 @@ class RouterApp:
         """Health is true at all times: serving while some pair of nodes is there."""
         while True:
             await self._clients.set_serving(self.ready)
+            if self.ready:
+                self.calls.nodes_joined.set()
             await asyncio.sleep(POLL_S)
             await self._ready.wait()
             self._ready.clear()

@@ -6,6 +6,7 @@ The gRPC service and the HTTP front both go through here, so they share limits, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,16 +46,19 @@ class Tokenizer(Encoder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """served: the model's name to clients. default_timeout_s: for calls without a deadline; None: none."""
+    """served: the model's name to clients. default_timeout_s: for calls without a deadline; None: none.
+    joining_s: for so long after the router's start calls wait for nodes, which are about to join: it may have
+    been restarted on a port where others serve, and no client chose it."""
 
     served: str
     limits: Limits
     default_timeout_s: float | None = None
+    joining_s: float = 0.0
 
 
 class Calls:
     """`open` a call, then `run` it. observer: told of every write, and once of every call that was run, after
-    its end. draining: nothing new is opened."""
+    its end. draining: nothing new is opened. nodes_joined: set it once a call could run."""
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Calls:
         observer: Observer,
     ) -> None:
         self.draining = False
+        self.nodes_joined = asyncio.Event()
         self.options = options
         self.tokenizer = tokenizer
         self.now = driver.now
@@ -73,6 +78,7 @@ class Calls:
         self._observer = observer
         self._pacer = Pacer()
         self._ids = itertools.count(1)
+        self._joining_until_s = driver.now() + options.joining_s
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
 
     def model(self, name: str) -> ModelInfo:
@@ -103,6 +109,7 @@ class Calls:
 
     async def open(self, request: pb.GenerateRequest, received_s: float) -> GenerateStream:
         """Check and tokenize; nothing has been asked of any node yet. InvalidArgument names the field."""
+        await self._wait_for_nodes()
         model = self.model(request.model)
         self._membership.check_pairs()
         internal_id = f"{self._membership.router_id}-{next(self._ids)}"
@@ -138,6 +145,12 @@ class Calls:
             return work()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, work)
+
+    async def _wait_for_nodes(self) -> None:
+        left_s = self._joining_until_s - self.now()
+        if left_s > 0 and not self.nodes_joined.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.nodes_joined.wait(), left_s)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
