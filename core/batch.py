@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.core.request import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A run of consecutive tokens of one sequence.
 
     token_ids: the tokens to run, at positions start..start+len-1. block_table: block ids by position; must

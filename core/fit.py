@@ -40,6 +40,7 @@ class Fit:
         self._forgetting = forgetting
         self._unsolved = 0  # samples since the parameters were found
         self._ratios = Residuals()
+        self._factors: dict[float, float] = {}  # by share, since the last sample
         self._usual: Fit | None = None
         self.sigma = PRIOR_SIGMA  # relative standard deviation of recent residuals
         self._begin(prior)
@@ -57,6 +58,7 @@ class Fit:
         if not self.samples and usual.samples:
             self._usual = usual
             self.sigma = usual.sigma
+            self._factors.clear()
             self._begin(usual.theta)
 
     @property
@@ -78,8 +80,12 @@ class Fit:
         or by sigma as long as that is little."""
         if self._usual is not None and not self.samples:
             return self._usual.factor(share)
-        measured = self._ratios.quantile(share)
-        return measured if measured is not None else max(0.0, 1.0 + spread(share) * self.sigma)
+        factor = self._factors.get(share)
+        if factor is None:
+            measured = self._ratios.quantile(share)
+            factor = measured if measured is not None else max(0.0, 1.0 + spread(share) * self.sigma)
+            self._factors[share] = factor
+        return factor
 
     def observe(self, x: Vector, y: float) -> None:
         """One measurement. Nonsense is ignored: it may come from a peer."""
@@ -99,6 +105,7 @@ class Fit:
         step = max(1.0 / (self.samples + 2), 1.0 - self._forgetting)
         self._variance += step * (residual * residual - self._variance)
         self.sigma = math.sqrt(self._variance)
+        self._factors.clear()
         self.samples += 1
         self._unsolved += 1
         if abs(residual) >= SURPRISE:
@@ -131,20 +138,20 @@ class Fit:
 def solve(a: list[list[float]], b: list[float]) -> list[float] | None:
     """x of a x = b for a small symmetric positive definite `a` (Cholesky); None if it is not."""
     size = len(b)
-    low = [[0.0] * size for _ in range(size)]
-    for i in range(size):
-        for j in range(i + 1):
-            rest = a[i][j] - sum(low[i][k] * low[j][k] for k in range(j))
-            if i == j:
-                if rest <= 0.0:
-                    return None
-                low[i][i] = math.sqrt(rest)
-            else:
-                low[i][j] = rest / low[j][j]
+    low: list[list[float]] = []  # its lower triangle, row by row
     y: list[float] = []
-    for i in range(size):
-        y.append((b[i] - sum(low[i][k] * y[k] for k in range(i))) / low[i][i])
+    for row, right in zip(a, b, strict=True):
+        new: list[float] = []
+        for before in low:
+            new.append((row[len(new)] - sum(map(mul, new, before))) / before[-1])
+        rest = row[len(new)] - sum(map(mul, new, new))
+        if rest <= 0.0:
+            return None
+        root = math.sqrt(rest)
+        y.append((right - sum(map(mul, new, y))) / root)
+        new.append(root)
+        low.append(new)
     x = [0.0] * size
     for i in reversed(range(size)):
-        x[i] = (y[i] - sum(low[k][i] * x[k] for k in range(i + 1, size))) / low[i][i]
+        x[i] = (y[i] - sum([low[k][i] * x[k] for k in range(i + 1, size)])) / low[i][i]
     return x

@@ -43,8 +43,9 @@ class FittedCost:
 
     def prefill_at(self, share: float, new_tokens: int, cached_tokens: int) -> float:
         """Seconds that `share` of such prefills need at most; so for the others below."""
-        x = (1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2))
-        return self._prefill.mean(x) * self._prefill.factor(share)
+        each, per_token, per_pair = self._prefill.theta
+        pairs = new_tokens * (cached_tokens + new_tokens / 2)
+        return (each + per_token * new_tokens + per_pair * pairs) * self._prefill.factor(share)
 
     def decode_factor(self, share: float) -> float:
         return self._decode.factor(share)
@@ -56,7 +57,8 @@ class FittedCost:
         return fixed * factor, per_byte * factor
 
     def decode_mean_s(self, rows: int, context_tokens: int) -> float:
-        return self._decode.mean((1.0, rows, context_tokens))
+        each, per_row, per_token = self._decode.theta
+        return each + per_row * rows + per_token * context_tokens
 
     def queue_s(self, tokens: int, work: int) -> float:
         """Seconds of prompts that wait: `tokens` of them, in steps of a usual size, with `work` pairs of
@@ -65,7 +67,8 @@ class FittedCost:
 
     def prefill_token_s(self) -> float:
         """Seconds per queued prompt token, the step's fixed part spread over a usual chunk."""
-        return self._prefill.mean((1.0, CHUNK_TOKENS, CHUNK_TOKENS**2 / 2)) / CHUNK_TOKENS
+        each, per_token, per_pair = self._prefill.theta
+        return (each + per_token * CHUNK_TOKENS + per_pair * (CHUNK_TOKENS**2 / 2)) / CHUNK_TOKENS
 
     def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float) -> None:
         self._prefill.observe((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)), seconds)

@@ -109,6 +109,11 @@ class KvCache:
         dirty, self._dirty = self._dirty, []
         return dirty
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to drain."""
+        return bool(self._stored or self._removed)
+
     def drain_events(self) -> KvEvents:
         events = KvEvents(list(self._stored), list(self._removed))
         self._stored, self._removed = {}, {}

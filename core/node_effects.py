@@ -121,7 +121,8 @@ class Fence:
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Committed: to DecodeScheduler.admit. computed: positions [0, computed) are in `blocks`. The request's
-    output_ids hold the tokens sampled so far. router_id: as given with the reservation."""
+    output_ids hold the tokens sampled so far. router_id: as given with the reservation. keys: of the full
+    blocks, in the prefix index; none: not known yet."""
 
     request: Request
     blocks: tuple[int, ...]
@@ -129,6 +130,7 @@ class Admit:
     cached_tokens: int
     deadline_s: float | None
     router_id: str = ""
+    keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

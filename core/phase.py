@@ -13,12 +13,11 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 from baton.core.errors import IllegalTransition
+from baton.core.quick_enum import QuickEnum
 
 
-class Phase(Enum):
+class Phase(QuickEnum):
     QUEUED = "queued"
     PREFILL = "prefill"
     EXPORT = "export"
@@ -28,7 +27,7 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Move(Enum):
+class Move(QuickEnum):
     START = "start"
     PREFILLED = "prefilled"
     LOCALISE = "localise"

@@ -55,6 +55,7 @@ class DecodeScheduler:
         long it may have waited already for a step to end."""
         seq = Sequence(admit.request, Phase.RESERVED, arrived_s=now, deadline_s=admit.deadline_s)
         seq.blocks = array("q", admit.blocks)
+        seq.keys = list(admit.keys)
         seq.computed = admit.computed
         seq.cached = admit.cached_tokens
         seq.move(Move.COMMIT)

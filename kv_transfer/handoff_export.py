@@ -8,10 +8,11 @@ from enum import Enum
 
 from baton.core.errors import BatonError, IllegalTransition, Unavailable
 from baton.core.node_effects import Key
+from baton.core.quick_enum import QuickEnum
 from baton.kv_transfer.handoff import PeerPool, Ticket
 
 
-class State(Enum):
+class State(QuickEnum):
     RESERVING = "reserving"  # asked for room
     SENDING = "sending"  # has a ticket; writes follow the computation
     COMMITTING = "committing"  # all is applied at the destination; decode's last word is awaited
@@ -19,7 +20,7 @@ class State(Enum):
     OVER = "over"
 
 
-class Event(Enum):
+class Event(QuickEnum):
     TICKET = "ticket"
     REFUSED = "refused"
     KV = "kv"  # more is computed

@@ -13,21 +13,21 @@ fresh ones are where the writer writes, and are quarantined until it cannot.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from baton.core.errors import IllegalTransition
 from baton.core.node_effects import Key
+from baton.core.quick_enum import QuickEnum
 from baton.core.request import Request
 
 
-class State(Enum):
+class State(QuickEnum):
     WAITING = "waiting"
     GRANTED = "granted"
     QUARANTINED = "quarantined"
     OVER = "over"
 
 
-class Event(Enum):
+class Event(QuickEnum):
     GRANT = "grant"
     COMMIT = "commit"
     ABANDON = "abandon"  # the writer's promise, unasked

@@ -124,6 +124,7 @@ class HandoffSink:
             cached_tokens=len(one.cached) * self._kv.block_size,
             deadline_s=one.deadline_s,
             router_id=one.router_id,
+            keys=one.keys or (),
         )
         return [Fence(link, transfer_id), admit, SendCommitted(link, transfer_id)]
 

@@ -6,6 +6,7 @@ the transfer's state does not allow raises IllegalTransition and changes nothing
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -42,6 +43,7 @@ class HandoffSource:
         self._write_ids = count(first_id)
         self._exports: dict[int, Export] = {}
         self._by_key: dict[Key, Export] = {}
+        self._due: list[tuple[float, int]] = []  # heap of timeouts, those that no longer hold included
         self.stale = 0
 
     # ---- the prefill scheduler's word --------------------------------------------------------------------
@@ -178,8 +180,13 @@ class HandoffSource:
 
     def next_wakeup(self) -> float | None:
         """When `expire` is next due."""
-        due = min(map(self._timeout, self._exports.values()), default=float("inf"))
-        return None if due == float("inf") else due
+        while self._due:
+            when, transfer_id = self._due[0]
+            export = self._exports.get(transfer_id)
+            if export is not None and self._timeout(export) == when:
+                return when
+            heapq.heappop(self._due)
+        return None
 
     def settled(self, link: str) -> bool:
         """No write of this link is under way: only then may a new stream to the same peer say Hello."""
@@ -211,6 +218,7 @@ class HandoffSource:
             timeout_at_s=now + self._limits.reserve_timeout_s,
         )
         self._exports[export.transfer_id] = self._by_key[key] = export
+        heapq.heappush(self._due, (export.timeout_at_s, export.transfer_id))
         return export
 
     def _current(self, link: str, transfer_id: int) -> Export | None:
@@ -249,6 +257,7 @@ class HandoffSource:
         assert export.output_ids is not None
         export.move(Event.COMMIT)
         export.timeout_at_s = now + self._limits.commit_timeout_s
+        heapq.heappush(self._due, (export.timeout_at_s, export.transfer_id))
         return [handoff.SendCommit(export.link, export.transfer_id, export.prompt_tokens, export.output_ids)]
 
     def _give_up(

@@ -214,7 +214,7 @@ class NodeCore:
         self._sunk(now, self.sink.pump(now, keep))
 
     def next_wakeup(self) -> float | None:
-        times = [self.prefill.next_wakeup(), self.decode.next_wakeup(), self.sink.next_wakeup()]
+        times = (self.prefill.next_wakeup(), self.decode.next_wakeup(), self.sink.next_wakeup())
         return min([when for when in times if when is not None], default=None)
 
     # ---- a step ------------------------------------------------------------------------------------------
@@ -388,6 +388,5 @@ class NodeCore:
                 self._outs.append(effect)
 
     def _kv_changes(self) -> None:
-        events = self.kv.drain_events()
-        if events.stored or events.removed:
-            self._outs.append(KvChange(events))
+        if self.kv.changed:
+            self._outs.append(KvChange(self.kv.drain_events()))

@@ -58,10 +58,11 @@ class Pace:
         """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
         self._alone += len(seconds)
         first, self._steps = self._steps + 1, self._steps + len(seconds)
+        every = 1 if first <= THIN_AFTER else THIN_OUT
         self._decoded.extend(
             [
-                (rows, context + number * rows, each_s)
-                for number, each_s in enumerate(seconds)
+                (rows, context + number * rows, seconds[number])
+                for number in range(-first % every, len(seconds), every)
                 if _tells(first + number)
             ]
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from baton.core.batch import Row
 
 KEEP = 64
 
 Sample = tuple[int, int, float]
+Steps = tuple[int, int, Sequence[float]]
+"""Decode steps that followed one another: rows, context tokens of the first, and the seconds of each."""
 
 
 class StepSamples:
@@ -17,29 +19,37 @@ class StepSamples:
 
     def __init__(self) -> None:
         self._prefill: deque[Sample] = deque(maxlen=KEEP)
-        self._decode: deque[Sample] = deque(maxlen=KEEP)
+        self._decode: deque[Steps] = deque(maxlen=KEEP)
 
     def add(self, rows: Sequence[Row], decode_rows: int, seconds: float) -> None:
         if decode_rows == len(rows):
             context = sum(row.context for row in rows)
-            self._decode.append((len(rows), context, seconds))
+            self._decode.append((len(rows), context, (seconds,)))
         elif decode_rows == 0:
             self._prefill.append((*as_one_chunk(rows), seconds))
 
     def add_steady(self, rows: int, context: int, seconds: Sequence[float]) -> None:
         """Decode steps that followed one another, the first over `context` tokens, each over `rows` more."""
-        contexts = range(context, context + rows * len(seconds), rows)
-        self._decode.extend([(rows, there, each_s) for there, each_s in zip(contexts, seconds, strict=True)])
+        self._decode.append((rows, context, seconds))
 
     def add_decode(self, sample: Sample) -> None:
         """(rows, context tokens, seconds) of a step's decode."""
-        self._decode.append(sample)
+        rows, context, seconds = sample
+        self._decode.append((rows, context, (seconds,)))
 
     def take(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-        prefill, decode = tuple(self._prefill), tuple(self._decode)
+        prefill, decode = tuple(self._prefill), tuple(_one_by_one(self._decode)[-KEEP:])
         self._prefill.clear()
         self._decode.clear()
         return prefill, decode
+
+
+def _one_by_one(steps: Iterable[Steps]) -> list[Sample]:
+    return [
+        (rows, context + number * rows, each_s)
+        for rows, context, seconds in steps
+        for number, each_s in enumerate(seconds)
+    ]
 
 
 def as_one_chunk(rows: Sequence[Row]) -> tuple[int, int]:

@@ -89,8 +89,11 @@ class Holders(Generic[N]):
             block = max(0, block - step) if block else -1
 
     def check(self, views: Iterable[tuple[N, NodePrefixes]]) -> None:
-        known: dict[bytes, set[N]] = {}
+        one, more, count = self._one, self._more, 0
         for node, view in views:
+            count += len(view.stored)
             for key in view.stored:
-                known.setdefault(key, set()).add(node)
-        assert known == {key: set(self.of(key)) for key in self._one}, "an index of prefixes is wrong"
+                assert one.get(key) is node or node in more.get(key, ()), "an index of prefixes lacks a node"
+        assert more.keys() <= one.keys(), "an index of prefixes has lost its first nodes"
+        assert count == len(one) + sum(map(len, more.values())), "an index of prefixes is wrong"
+        assert not any(one[key] in others for key, others in more.items()), "a node holds a block twice"

@@ -39,6 +39,7 @@ class Node:
     def __init__(
         self, info: NodeInfo, now: float, cost: FittedCost, number: int, mark: Callable[[Node], None]
     ) -> None:
+        self.id = info.node_id
         self.info = info
         self.load = info.load
         self.number = number
@@ -58,10 +59,6 @@ class Node:
         self.ttft_errors = Residuals()
         self.tpot_errors = Residuals()
         self.prefixes = NodePrefixes(info.block_size, info.fingerprint.weights)
-
-    @property
-    def id(self) -> str:
-        return self.info.node_id
 
     def touch(self) -> None:
         self._mark(self)
@@ -98,8 +95,9 @@ class Node:
     def prefill_free_s(self) -> float:
         """When (machine clock) it will have done the prompt work that a newcomer would find there: what it
         reported last, and what we have sent since."""
-        load = self.load
-        reported_s = self.cost.queue_s(load.waiting_tokens, load.waiting_work) / self.prefill_share
+        load, reported_s = self.load, 0.0
+        if load.waiting_tokens:
+            reported_s = self.cost.queue_s(load.waiting_tokens, load.waiting_work) / self.prefill_share
         return self.loaded_s + reported_s + self.prefill.recent_seconds
 
     @property

@@ -16,7 +16,7 @@ from baton.core.batch import Row, RowOutput, StepOutput
 from baton.node.commands import Command
 from baton.node.core import NodeCore, Out
 from baton.sim.clock import Entry
-from baton.sim.cost import StepWork
+from baton.sim.cost import Line, StepWork
 from baton.sim.hub import Hub
 from baton.sim.sampling import run, token
 from baton.sim.spec import NodeSpec
@@ -150,11 +150,12 @@ class Engine:
         """Seconds of as many decode steps, each over a token more of each row."""
         rows, pace = work.rows, self._pace
         contexts = range(work.context, work.context + steps * rows, rows)
-        lines = [
-            [fixed_s + each_s * context for context in contexts]
-            for fixed_s, each_s in self._cost.decode_lines(rows)
-        ]
-        slowest = map(max, *lines) if len(lines) > 1 else lines[0]
+        lines = self._cost.decode_lines(rows)
+        slowest_at = [max(lines, key=_at(context)) for context in (contexts[0], contexts[-1])]
+        if slowest_at[0] is slowest_at[1]:  # at both ends, so all the way
+            lines = (slowest_at[0],)
+        curves = [[fixed_s + each_s * context for context in contexts] for fixed_s, each_s in lines]
+        slowest = curves[0] if len(curves) == 1 else map(max, *curves)
         return [step_s * pace * noise for step_s, noise in zip(slowest, self._noise(steps), strict=True)]
 
     def _steady(self, rows: Sequence[Row]) -> int:
@@ -181,8 +182,7 @@ class Engine:
 
     def _complete(self, steps: int) -> None:
         seconds = self._seconds[:steps]
-        for each_s in seconds:
-            self.busy_s += each_s
+        self.busy_s = sum(seconds, self.busy_s)
         if self._plain:
             self.core.complete_steps({row.seq: _run(row, steps) for row in self._rows}, seconds)
             return
@@ -208,6 +208,11 @@ def _factors(sigma: float) -> tuple[float, ...]:
     """What the times of steps are multiplied with, one after the other; a leap more than a turn of them."""
     turn = tuple(max(MIN_NOISE, 1.0 + sigma * deviate) for deviate in NORMAL)
     return turn + turn[:MAX_LEAP]
+
+
+def _at(context: int) -> Callable[[Line], float]:
+    """Seconds that a line says for so many tokens of context."""
+    return lambda line: line[0] + line[1] * context
 
 
 def _token(row: Row) -> int | None:

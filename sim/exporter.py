@@ -253,17 +253,17 @@ class Exporter:
                 self._say(self.links[link], "offer", transfer_id, loan)
             case handoff.SendCommit(link, transfer_id, tokens, output_ids):
                 self._say(self.links[link], "commit", transfer_id, tokens, output_ids)
+            case handoff.HandedOff(key, transfer_s, payload_bytes):
+                self.port.handed_off(key, self._prefill_s.get(key, 0.0), transfer_s, payload_bytes)
+            case handoff.Release(key):
+                self._where[key].exports -= 1
+                self._released(key)
             case handoff.SendAbandon(link, transfer_id):
                 self._say(self.links.get(link), "abandon", transfer_id, False)
             case handoff.SendRevoked(link, transfer_id):
                 self._say(self.links.get(link), "abandon", transfer_id, True)
             case handoff.CancelWrites(_, transfer_id):
                 self.writer.cancel(transfer_id)
-            case handoff.HandedOff(key, transfer_s, payload_bytes):
-                self.port.handed_off(key, self._prefill_s.get(key, 0.0), transfer_s, payload_bytes)
-            case handoff.Release(key):
-                self._where[key].exports -= 1
-                self._released(key)
             case handoff.TransferFailed(key, error):
                 self.port.fail(key, error)
 
