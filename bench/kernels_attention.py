@@ -73,9 +73,12 @@ def _with(threads: int) -> list[Figure]:
     turn = _Turn(clock, f"{threads} thread{'s'[: threads != 1]}")
     return [
         *_decode(turn),
-        *(_prefill(turn, tokens) for tokens in PROMPTS),
-        _cascade(turn, HEADS, KV_HEADS, 1.5),
-        _cascade(turn, KV_HEADS, KV_HEADS, 4.0),
+        *(figure for tokens in PROMPTS for figure in _prefill(turn, tokens)),
+        *(
+            _cascade(turn, heads, dtype, target)
+            for heads, target in ((HEADS, 1.5), (KV_HEADS, 4.0))
+            for dtype in (torch.float32, torch.int8)
+        ),
     ]
 
 
@@ -101,23 +104,24 @@ def _decode(turn: _Turn) -> list[Figure]:
     return figures
 
 
-def _prefill(turn: _Turn, tokens: int) -> Figure:
+def _prefill(turn: _Turn, tokens: int) -> list[Figure]:
+    """A prompt's attention beside products of squares; over INT8 KV, beside that over fp32 KV."""
     square = torch.randn(2, _GEMM_SIZE, _GEMM_SIZE)
-    step = _program(_layers(torch.float32, tokens // BLOCK, 1), [RowSpan(0, tokens, range(tokens // BLOCK))])
-    gemm_s, prefill_s = turn.best(lambda: torch.mm(*square), step)
-    return Figure(
-        name=f"attention, prefill of {tokens}, {turn.suffix}",
-        value=2 * tokens * (tokens + 1) * HEADS * HEAD_DIM / prefill_s / 1e9,
-        unit="GFLOP/s",
-        limit=2 * _GEMM_SIZE**3 / gemm_s / 1e9,
-        limit_name="torch's fp32 GEMM",
-        target=0.6,
-    )
+    spans = [RowSpan(0, tokens, range(tokens // BLOCK))]
+    steps = [_program(_layers(dtype, tokens // BLOCK, 1), spans) for dtype in (torch.float32, torch.int8)]
+    gemm_s, *prefill_s = turn.best(lambda: torch.mm(*square), *steps)
+    plain, int8 = (2 * tokens * (tokens + 1) * HEADS * HEAD_DIM / each / 1e9 for each in prefill_s)
+    name, unit = f"attention, prefill of {tokens}", "GFLOP/s"
+    gemm = 2 * _GEMM_SIZE**3 / gemm_s / 1e9
+    return [
+        Figure(f"{name}, {turn.suffix}", plain, unit, gemm, "torch's fp32 GEMM", 0.6),
+        Figure(f"{name}, int8 KV, {turn.suffix}", int8, unit, plain, "fp32 KV", 1.5),
+    ]
 
 
-def _cascade(turn: _Turn, heads: int, kv_heads: int, target: float) -> Figure:
+def _cascade(turn: _Turn, heads: int, dtype: torch.dtype, target: float) -> Figure:
     common, own = PREFIX // BLOCK, SUFFIX // BLOCK
-    layers = _layers(torch.float32, common + SHARERS * own, 8, kv_heads)
+    layers = _layers(dtype, common + SHARERS * own, 8)
     spans = [
         RowSpan(PREFIX + SUFFIX - 1, 1, [*range(common), *range(common + i * own, common + (i + 1) * own)])
         for i in range(SHARERS)
@@ -127,8 +131,11 @@ def _cascade(turn: _Turn, heads: int, kv_heads: int, target: float) -> Figure:
         _program(layers, spans, heads), _program(layers, spans, heads, shared=[prefix])
     )
     rows = len(layers) * SHARERS
-    name = f"attention, {SHARERS} rows sharing {PREFIX} of {PREFIX + SUFFIX}, {heads}/{kv_heads} heads"
-    return Figure(f"{name}, {turn.suffix}", rows / cascade_s, "rows/s", rows / plain_s, "unshared", target)
+    name = f"attention, {SHARERS} rows sharing {PREFIX} of {PREFIX + SUFFIX}, {heads}/{KV_HEADS} heads"
+    kind = f"{str(dtype).removeprefix('torch.')} KV"
+    return Figure(
+        f"{name}, {kind}, {turn.suffix}", rows / cascade_s, "rows/s", rows / plain_s, "unshared", target
+    )
 
 
 def _plan() -> Figure:
@@ -153,9 +160,9 @@ def _program(
     return Program(call(q, layer, rows, params, out) for layer in layers)
 
 
-def _layers(dtype: torch.dtype, blocks: int, count: int, kv_heads: int = KV_HEADS) -> list[KvLayer]:
+def _layers(dtype: torch.dtype, blocks: int, count: int) -> list[KvLayer]:
     """A pool of `count` layers, block-major as the engine's, of some noise."""
-    vectors = (BLOCK, kv_heads, HEAD_DIM)
+    vectors = (BLOCK, KV_HEADS, HEAD_DIM)
     records = memory.empty((blocks, count, record_bytes(*vectors, dtype)), torch.uint8)
     if dtype in CODE_MAX:
         codes, scales = split_records(records, vectors, dtype)
