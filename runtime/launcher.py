@@ -213,15 +213,22 @@ def threads_of(config: ClusterConfig, role: Role) -> int:
 
 def cpus_of(config: ClusterConfig, role: Role, index: int) -> tuple[int, ...]:
     """Cores that are the node's own; () where pinning is off, the nodes need more than there are, or this one
-    was not counted."""
+    was not counted.
+
+    Nodes that compute prompts keep theirs even where the others get none: their steps are long, and threads
+    that began on one core may stay there together while another idles. Those of decode, whose steps are
+    short, find it.
+    """
     nodes = config.nodes(role)
-    threads = [threads_of(config, each) for each in Role for _ in range(config.nodes(each).size)]
-    if not nodes.engine.pin or index >= nodes.size or sum(threads) > usable_cpus():
+    if not nodes.engine.pin or index >= nodes.size:
         return ()
-    before = list(Role)[: list(Role).index(role)]
-    place = sum(config.nodes(each).size for each in before) + index
-    first = sum(threads[:place])
-    return tuple(sorted(os.sched_getaffinity(0)))[first : first + threads[place]]
+    for pinned in (list(Role), [each for each in Role if each.prefills]):
+        threads = [threads_of(config, each) for each in pinned for _ in range(config.nodes(each).size)]
+        if role in pinned and sum(threads) <= usable_cpus():
+            place = sum(config.nodes(each).size for each in pinned[: pinned.index(role)]) + index
+            first = sum(threads[:place])
+            return tuple(sorted(os.sched_getaffinity(0)))[first : first + threads[place]]
+    return ()
 
 
 def node_id(config: ClusterConfig, role: Role, index: int) -> str:

@@ -16,7 +16,6 @@ ROWS = (1, 2, 4)
 PAIRED_ROWS = (1, 4)  # of decode beside decode
 SHORT = 16
 PROMPTS = 8
-LONG = 2048
 ALONE_S = 1.2
 PAIRED_S = 1.5
 SETTLE_S = 0.1
@@ -97,24 +96,18 @@ class Pairs:
             self._samples.decode_beside.append(DecodeBeside(True, alone, beside, share))
 
     async def prompts_and_prompts(self, alone_s: float) -> None:
-        """One long prompt on the second node; short ones on the first until that has ended."""
+        """Two at a time, each time anew: where their threads begin decides how they share the cores."""
         (one, two), decode = self._nodes.prefill[:2], self._nodes.decode[0]
-        long = Answer(0.0)
-        self._gate((two, decode))
-        tokens = min(LONG, self._asker.shape.max_model_len // 2)
-        asking = asyncio.create_task(self._asker.ask(tokens, 2, long))
-        await asyncio.sleep(SETTLE_S)
+        self._gate((one, two, decode))
+        beside: list[float] = []
+        for _ in range(PROMPTS):
+            await asyncio.sleep(SETTLE_S)
+            pair = await asyncio.gather(*(self._asker.ask(self._prompt, 2) for _ in range(2)))
+            if len({answer.timings.prefill_node for answer in pair if answer.timings}) == 2:
+                beside += [answer.node_s for answer in pair]
         self._gate((one, decode))
-        answers = []
-        while not asking.done():
-            answer = await self._asker.ask(self._prompt, 2)
-            if not long.stamps:  # all of it was beside
-                answers.append(answer)
-        await asking
-        self._gate(self._nodes.first)
-        if answers:
-            beside_s = fmean(answer.node_s for answer in answers)
-            self._samples.prompt_beside.append(PromptBeside(0, alone_s, beside_s))
+        if beside:
+            self._samples.prompt_beside.append(PromptBeside(0, alone_s, fmean(beside)))
 
     async def decode_and_decode(self, rows: int) -> None:
         prefill, (one, two) = self._nodes.prefill[0], self._nodes.decode[:2]

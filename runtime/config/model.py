@@ -157,7 +157,8 @@ class EngineConfig(Section):
     """Compute threads per node; null: the host's cores divided by the nodes started here."""
     pin: bool = True
     """Keep each node's threads on cores of its own, where the nodes started here need no more threads than
-    the host has cores. false for several deployments on one host."""
+    the host has cores; else those of nodes that compute prompts, where these alone need no more. false for
+    several deployments on one host."""
     backend: Literal["auto", "native", "torch", "triton"] = "auto"
     """Kernels that compute. auto: triton on a GPU; on a CPU the compiled ones, or torch where they are
     missing."""

@@ -269,7 +269,10 @@ def test_quantisations_and_backends_are_the_engines() -> None:
         (1, (1, 1, 0), {"prefill": [(0,)], "decode": [(1,)]}),
         (2, (1, 1, 0), {"prefill": [(0, 1)], "decode": [(2, 3)]}),
         (1, (1, 2, 1), {"prefill": [(0,)], "decode": [(1,), (2,)], "both": [(3,)]}),
-        (2, (1, 2, 0), {"prefill": [()], "decode": [(), ()]}),
+        (2, (1, 2, 0), {"prefill": [(0, 1)], "decode": [(), ()]}),
+        (1, (2, 2, 1), {"prefill": [(0,), (1,)], "decode": [(), ()], "both": [(2,)]}),
+        (1, (4, 1, 0), {"prefill": [(0,), (1,), (2,), (3,)], "decode": [()]}),
+        (2, (3, 1, 0), {"prefill": [(), (), ()], "decode": [()]}),
     ],
 )
 def test_each_node_has_cores_of_its_own_while_there_are_enough(
