@@ -16,6 +16,7 @@ from baton.router.nodes import Node, Registry
 from baton.router.policy import Blocked, Choice, Why
 from baton.router.prefix_view import PromptChains
 from baton.sim.baselines.catalogue import BASELINES, baseline
+from baton.sim.baselines.mooncake import Mooncake
 
 FINGERPRINT = Fingerprint("1", "llama", "w0", "t0", "g0", "none", "float32", "native")
 BLOCK = 4
@@ -167,6 +168,22 @@ def test_mooncake_takes_the_least_ttft_with_the_cache_counted():
     assert choose("Mooncake", registry, ask(prompt=2004))[0] == "p0"
     report(registry, "d1", running=30, context_tokens=100_000)
     assert choose("Mooncake", registry)[1] == "d0"
+
+
+def test_mooncake_fetches_the_longest_prefix_of_a_busy_node():
+    registry = cluster(2, 2)
+    holds(registry, "p1", tuple(range(2000)))
+    busy(registry, "p1", 10.0)
+    fetched = baseline("Mooncake").make(0).choose(ask(prompt=2004), registry)
+    assert isinstance(fetched, Choice)
+    assert fetched.prefill.id == "p0"
+    assert fetched.fetch is not None
+    assert (fetched.fetch.lender.id, fetched.fetch.tokens) == ("p1", 2000)
+    assert fetched.prediction.cached_tokens == 2000
+    holds(registry, "p0", tuple(range(1200)))
+    plain = Mooncake(threshold=2.0).choose(ask(prompt=2004), registry)
+    assert isinstance(plain, Choice)
+    assert plain.fetch is None
 
 
 def test_mooncake_rejects_what_would_miss_either_target():
