@@ -38,11 +38,18 @@ class Ahead {
   // Heads [heads) of these slots.
   Ahead(const AttentionArgs& args, const Slots& slots, Range heads, int64_t bytes)
       : slots_(slots), bytes_(bytes), slot_(args.code_strides.slot * bytes), key_(slots.begin) {
-    const int64_t count = heads.end - heads.begin;
-    keys_ = static_cast<const char*>(args.codes) + heads.begin * args.code_strides.head * bytes;
-    values_ = args.code_strides.part * bytes;
+    const int64_t count = heads.end - heads.begin, keys = slots.end - slots.begin;
+    codes_ = static_cast<const char*>(args.codes) + heads.begin * args.code_strides.head * bytes;
+    part_ = args.code_strides.part * bytes;
     row_ = ((count - 1) * args.code_strides.head + args.head_dim) * bytes;
-    lines_ = 2 * (slots.end - slots.begin) * (row_ + 63) / 64 / count + 1;
+    lines_ = 2 * keys * (row_ + 63) / 64 / count + 1;
+    if (args.scales == nullptr) return;
+    constexpr int64_t kScale = sizeof(uint16_t);
+    scales_ = reinterpret_cast<const char*>(args.scales + heads.begin * args.scale_strides.head);
+    scale_part_ = args.scale_strides.part * kScale;
+    scale_slot_ = args.scale_strides.slot * kScale;
+    scale_row_ = ((count - 1) * args.scale_strides.head + 1) * kScale;
+    lines_ += 2 * (keys * scale_slot_ + 63) / 64 / count + 1;
   }
 
   // One head of the tile that is computed takes so many units of work.
@@ -65,35 +72,46 @@ class Ahead {
     }
   }
 
-  // Keys that lie side by side, then their values.
+  // Keys that lie side by side, their values, then the scales of both. Inlined: a call would move all sums to memory.
   [[gnu::always_inline]] bool next_run() {
-    if (run_ > 0) {
-      at_ = keys_ + slots_.codes[key_] * bytes_ + values_;
-      end_ = at_ + run_;
+    const int kind = next_++ % (scales_ == nullptr ? 2 : 4);
+    if (kind == 0) {
       key_ += keys_in_run_;
-      run_ = 0;
-      return true;
+      if (key_ >= slots_.end) {
+        next_ = 0;
+        keys_in_run_ = 0;
+        return false;
+      }
+      find_run();
     }
-    if (key_ >= slots_.end) return false;
+    if (kind < 2) {
+      at_ = codes_ + slots_.codes[key_] * bytes_ + kind * part_;
+      end_ = at_ + keys_in_run_ * row_;
+    } else {
+      at_ = scales_ + slots_.scales[key_] * static_cast<int64_t>(sizeof(uint16_t)) + (kind - 2) * scale_part_;
+      end_ = at_ + (keys_in_run_ - 1) * scale_slot_ + scale_row_;
+      at_ -= reinterpret_cast<uintptr_t>(at_) % 64;
+    }
+    return true;
+  }
+
+  [[gnu::always_inline]] void find_run() {
     keys_in_run_ = 1;
     while (row_ == slot_ && key_ + keys_in_run_ < slots_.end &&
            (slots_.codes[key_ + keys_in_run_] - slots_.codes[key_]) * bytes_ == keys_in_run_ * slot_) {
       ++keys_in_run_;
     }
-    run_ = keys_in_run_ * row_;
-    at_ = keys_ + slots_.codes[key_] * bytes_;
-    end_ = at_ + run_;
-    return true;
   }
 
   const Slots& slots_;
   const int64_t bytes_, slot_;
-  const char* keys_;
-  int64_t values_, row_, lines_;
+  const char *codes_, *scales_ = nullptr;
+  int64_t part_, row_, scale_part_ = 0, scale_slot_ = 0, scale_row_ = 0;
+  int64_t lines_;
   int64_t rate_ = 0, due_ = 0;  // lines, times kWhole
   const char* at_ = nullptr;
   const char* end_ = nullptr;
-  int64_t run_ = 0;
+  int next_ = 0;
   int key_, keys_in_run_ = 0;
 };
 
