@@ -103,8 +103,8 @@ def test_a_mixed_step_gives_the_same_as_its_rows_alone(loaded: LoadedModel) -> N
     runner = loaded.runner(24)
     others = [block + 12 for block in TABLE]
     want = _listing(runner, CUTS["one prompt"])[-1]
-    runner.run(Batch((_row(0, 22), replace(_row(0, 9, others), seq=("s", 0)))))
-    out = runner.run(Batch((_row(22, 23), replace(_row(9, 23, others), seq=("s", 0)))))
+    runner.run(Batch((_row(0, 22), _row(0, 9, others)._replace(seq=("s", 0)))))
+    out = runner.run(Batch((_row(22, 23), _row(9, 23, others)._replace(seq=("s", 0)))))
     assert [row.logprobs.logprob for row in out.rows] == pytest.approx([want, want], abs=TOLERANCE)
 
 
