@@ -10,7 +10,7 @@ from baton.core.errors import Code
 from baton.core.load import Role
 from baton.core.prefix import chain, root_key
 from baton.core.request import Slo
-from baton.router.answers import ENOUGH, KEEP, AnswerLengths
+from baton.router.answers import ENOUGH, KEEP, PRIOR, AnswerLengths
 from baton.router.events import Cancelled, Dispatch, KvChanged, Reject
 from baton.router.machine_config import RouterConfig
 
@@ -135,7 +135,7 @@ def test_what_answers_are_like_is_told_by_the_latest() -> None:
     answers = AnswerLengths()
     for tokens in range(ENOUGH - 1):
         answers.add(tokens)
-    assert answers.usual == ()
+    assert answers.usual == PRIOR
     for i in range(2 * KEEP):
         answers.add(10 * (1 + i % 5))
     assert answers.usual == (10, 20, 30, 40, 50)
