@@ -163,7 +163,8 @@ class EngineConfig(Section):
     """Kernels that compute. auto: triton on a GPU; on a CPU the compiled ones, or torch where they are
     missing."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Tokens per KV block."""
+    """Tokens per KV block. Blocks of 32 let a CPU read long contexts a third faster; what requests share are
+    whole blocks, so smaller ones find shorter beginnings."""
     num_blocks: Positive | None = None
     """KV blocks in the pool; null: as many as fit in `kv_memory`."""
     kv_memory: Bytes | None = None
