@@ -22,7 +22,8 @@ class Beside:
     prompt_prompt: a prompt's step beside another node's. prompt_decode: a prompt's beside decode, by decode's
     rows. decode_prompt: decode's beside a prompt's, by its own rows. decode_decode: decode's beside decode,
     by its own rows. All by rows in ascending order: linear between them, beyond them as at the nearest.
-    cores: of the host. threads: cores that a step of this node keeps busy.
+    cores: of the host. threads: cores that a step of this node keeps busy. crowd: a number of nodes, and how
+    many times as long a prompt's step and one of decode take while so many run; None: not measured.
     """
 
     prompt_prompt: float
@@ -31,6 +32,7 @@ class Beside:
     decode_decode: Points
     cores: int
     threads: int = 1
+    crowd: tuple[int, float, float] | None = None
 
     def factor(self, own: int, other: int) -> float:
         """For a step beside one other; PROMPT or rows, both."""
@@ -39,11 +41,16 @@ class Beside:
         return between(self.decode_prompt if other == PROMPT else self.decode_decode, own)
 
     def pace(self, own: int, others: Iterable[int]) -> float:
-        """How many times as long a step takes beside these. Where their threads are more than the cores, each
-        gets its share of them, and meets as many of the others at once as have one."""
+        """How many times as long a step takes beside these: between one and a crowd as on a line over their
+        number. Without a crowd's figures, where their threads are more than the cores, each gets its share of
+        them, and meets as many of the others at once as have one."""
         factors = [self.factor(own, other) for other in others]
         if not factors:
             return 1.0
+        if self.crowd is not None and len(factors) > 1:
+            nodes, prompt, decode = self.crowd
+            one, all_of_them = sum(factors) / len(factors), prompt if own == PROMPT else decode
+            return one + (all_of_them - one) * (len(factors) - 1) / (nodes - 2)
         wanted = self.threads * (len(factors) + 1)
         at_once = max(0.0, min(1.0, (self.cores - self.threads) / (wanted - self.threads)))
         return (1.0 + at_once * sum(factor - 1.0 for factor in factors)) * max(1.0, wanted / self.cores)

@@ -90,6 +90,7 @@ def _beside(data: dict[str, Any]) -> Beside:
     prompt, decode = data.get("prompt", {}), data.get("decode", {})
     prompt_decode = _points(prompt.get("decode", {1: prompt.get("prompt", 1.0)}))
     decode_prompt = _points(decode.get("prompt", decode.get("decode", {1: 1.0})))
+    crowd = data.get("crowd")
     return Beside(
         prompt_prompt=float(prompt.get("prompt", prompt_decode[-1][1])),
         prompt_decode=prompt_decode,
@@ -97,6 +98,7 @@ def _beside(data: dict[str, Any]) -> Beside:
         decode_decode=_points(decode["decode"]) if "decode" in decode else decode_prompt,
         cores=int(data["cores"]),
         threads=int(data["threads"]),
+        crowd=crowd and (int(crowd["nodes"]), float(crowd["prompt"]), float(crowd["decode"])),
     )
 
 

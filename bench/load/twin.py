@@ -43,7 +43,7 @@ def twins(
 
 
 def cluster_of(target: TargetFacts, profile: Profile, client_s: float) -> ClusterSpec:
-    """With the target's nodes, on as many hosts as it has them on."""
+    """With the target's nodes, on as many hosts as it has them on. Its router has come to know them."""
     prefill, decode, both = (target.nodes.get(role, 0) for role in ROLES)
     cluster = ClusterSpec.pools(profile, prefill, decode, both).with_network(NetworkSpec(client_s=client_s))
     places: dict[str, list[str]] = {role: [] for role in ROLES}
@@ -54,7 +54,7 @@ def cluster_of(target: TargetFacts, profile: Profile, client_s: float) -> Cluste
         replace(node, host=places[node.role.value].pop(0) if places[node.role.value] else "")
         for node in cluster.nodes
     ]
-    return replace(cluster, nodes=tuple(nodes))
+    return replace(cluster, nodes=tuple(nodes), calibrated=True)
 
 
 def simulated(

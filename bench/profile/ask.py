@@ -47,6 +47,11 @@ class Answer:
         assert self.timings is not None
         return self.timings.prefill_node_s or self.timings.prefill_s
 
+    @property
+    def node(self) -> str:
+        """That computed its prompt."""
+        return "" if self.timings is None else self.timings.prefill_node
+
     def made(self, from_s: float, until_s: float) -> int:
         """Tokens within (from_s, until_s]."""
         before = [made for at_s, made in self.stamps if at_s <= from_s]

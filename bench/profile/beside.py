@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from statistics import fmean
 
 from baton.bench.profile.ask import Answer, Asker
-from baton.bench.profile.samples import DecodeBeside, DecodeSample, PrefillSample, PromptBeside, Samples
+from baton.bench.profile.samples import (
+    Crowd,
+    DecodeBeside,
+    DecodeSample,
+    PrefillSample,
+    PromptBeside,
+    Samples,
+)
 
 ROWS = (1, 2, 4)
 PAIRED_ROWS = (1, 4)  # of decode beside decode
@@ -36,6 +43,10 @@ class Nodes:
         return self.prefill[0], self.decode[0]
 
     @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.prefill, *self.decode)))
+
+    @property
     def apart(self) -> bool:
         """Prompts and decode can be had on two nodes."""
         return self.prefill[0] != self.decode[0]
@@ -57,7 +68,8 @@ class Pairs:
     def __len__(self) -> int:
         """What `measure` says."""
         nodes = self._nodes
-        return 1 + len(self.rows) + (len(nodes.prefill) > 1) + (len(nodes.decode) > 1) * len(self.paired_rows)
+        pairs = (len(nodes.prefill) > 1) + (len(nodes.decode) > 1) * len(self.paired_rows)
+        return 1 + len(self.rows) + pairs + self._crowded
 
     async def measure(self) -> AsyncIterator[str]:
         """All of it once; says what is done."""
@@ -73,6 +85,13 @@ class Pairs:
             for rows in self.paired_rows:
                 await self.decode_and_decode(rows)
                 yield f"decode beside decode of {rows} rows"
+        if self._crowded:
+            await self.crowd(alone_s)
+            yield "all nodes"
+
+    @property
+    def _crowded(self) -> bool:
+        return self._nodes.apart and len(self._nodes.all) > 2
 
     async def prompts(self) -> float:
         """A prompt's mean seconds, alone."""
@@ -103,7 +122,7 @@ class Pairs:
         for _ in range(PROMPTS):
             await asyncio.sleep(SETTLE_S)
             pair = await asyncio.gather(*(self._asker.ask(self._prompt, 2) for _ in range(2)))
-            if len({answer.timings.prefill_node for answer in pair if answer.timings}) == 2:
+            if pair[0].node != pair[1].node:
                 beside += [answer.node_s for answer in pair]
         self._gate((one, decode))
         if beside:
@@ -119,6 +138,28 @@ class Pairs:
         self._gate((prefill, one))
         if alone is not None and beside is not None:
             self._samples.decode_beside.append(DecodeBeside(False, alone, beside, 1.0))
+
+    async def crowd(self, alone_s: float) -> None:
+        """One sequence on every decode node, and prompts on every prefill node."""
+        nodes = self._nodes
+        async with AsyncExitStack() as stack:
+            first: list[Answer] = []
+            alone: DecodeSample | None = None
+            for name in nodes.decode:
+                self._gate((nodes.prefill[0], name))
+                streams = await stack.enter_async_context(self._decoding(1))
+                first = first or streams
+                alone = alone or await self._decoded(first, ALONE_S)
+            self._gate(nodes.all)
+            from_s = time.perf_counter()
+            ended = await asyncio.gather(*(self._one_after_another() for _ in nodes.prefill))
+            beside = _window(first, from_s, min(until_s for _, until_s in ended))
+        self._gate(nodes.first)
+        kept = _apart([answer for answers, _ in ended for answer in answers])
+        if kept and alone is not None and beside is not None:
+            prompts = PromptBeside(len(nodes.decode), alone_s, fmean(answer.node_s for answer in kept))
+            decode = DecodeBeside(True, alone, beside, 1.0)
+            self._samples.crowds.append(Crowd(len(nodes.all), prompts, decode))
 
     async def _one_after_another(self) -> tuple[list[Answer], float]:
         """PROMPTS prompts, the next with the first token of the one before; and the time of the last such."""
@@ -159,6 +200,21 @@ class Pairs:
         from_s = time.perf_counter()
         await asyncio.sleep(seconds)
         return _window(streams, from_s, time.perf_counter())
+
+
+def _apart(answers: list[Answer]) -> list[Answer]:
+    """Those that had their prefill node to themselves."""
+
+    def alone(one: Answer) -> bool:
+        return not any(
+            other is not one
+            and other.node == one.node
+            and other.begun_s < one.stamps[0][0]
+            and one.begun_s < other.stamps[0][0]
+            for other in answers
+        )
+
+    return [answer for answer in answers if alone(answer)]
 
 
 def _window(streams: list[Answer], from_s: float, until_s: float) -> DecodeSample | None:

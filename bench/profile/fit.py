@@ -108,6 +108,17 @@ def beside(samples: Samples, context_s: float) -> dict[str, dict[str, float | di
     return found
 
 
+def crowd(samples: Samples, context_s: float) -> dict[str, float]:
+    """How many times as long steps take while all nodes of a host run; {}: not measured."""
+    if not samples.crowds:
+        return {}
+    return {
+        "nodes": samples.crowds[0].nodes,
+        "prompt": median(_held_up(sample.prompts) for sample in samples.crowds),
+        "decode": median(_slowed(sample.decode, context_s) for sample in samples.crowds),
+    }
+
+
 def _held_up(sample: PromptBeside) -> float:
     return max(1.0, sample.beside_s / sample.alone_s)
 

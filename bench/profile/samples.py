@@ -57,6 +57,15 @@ class DecodeBeside:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """While this many nodes of a host all run steps: prompts, and decode of one row."""
+
+    nodes: int
+    prompts: PromptBeside
+    decode: DecodeBeside
+
+
 @dataclass(slots=True)
 class Samples:
     prefill: list[PrefillSample] = field(default_factory=list)
@@ -64,3 +73,4 @@ class Samples:
     transfer: list[TransferSample] = field(default_factory=list)
     prompt_beside: list[PromptBeside] = field(default_factory=list)
     decode_beside: list[DecodeBeside] = field(default_factory=list)
+    crowds: list[Crowd] = field(default_factory=list)

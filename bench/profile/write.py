@@ -20,7 +20,7 @@ HEAD = """\
 # to. client_s: what the way between client and router adds, one way. beside: how many times as long steps
 # take while another node of the host runs steps (1: as long as alone), by what they are and what that runs, a
 # prompt or decode; by the rows of decode, and if both are, by their own. cores: of the host. threads: of a
-# node's step.
+# node's step. crowd: the same while as many nodes run at once.
 """
 
 
@@ -45,7 +45,7 @@ def entry(samples: Samples, facts: NodeFacts) -> dict[str, Any]:
     fitted = fit.prefill(samples.prefill)
     by_rows, context_s = fit.decode(samples.decode)
     write_s, bytes_s = fit.transfer(samples.transfer)
-    found = {
+    found: dict[str, Any] = {
         "name": facts.name,
         "prefill": [rounded(value) for value in fitted],
         "decode": {rows: rounded(step_s) for rows, step_s in by_rows.items()},
@@ -62,6 +62,8 @@ def entry(samples: Samples, facts: NodeFacts) -> dict[str, Any]:
     if facts.cores and (samples.prompt_beside or samples.decode_beside):
         measured = _rounded(fit.beside(samples, context_s))
         found["beside"] = {"cores": facts.cores, "threads": facts.threads, **measured}
+        if crowd := _rounded(fit.crowd(samples, context_s)):
+            found["beside"]["crowd"] = crowd
     return found
 
 

@@ -19,7 +19,14 @@ from baton.bench.profile import fit
 from baton.bench.profile.ask import Answer, Shape
 from baton.bench.profile.beside import Nodes
 from baton.bench.profile.measure import Profiler
-from baton.bench.profile.samples import DecodeBeside, DecodeSample, PrefillSample, PromptBeside, Samples
+from baton.bench.profile.samples import (
+    Crowd,
+    DecodeBeside,
+    DecodeSample,
+    PrefillSample,
+    PromptBeside,
+    Samples,
+)
 from baton.bench.profile.write import NodeFacts, entry, write
 from baton.core.load import Role
 from baton.router.machine_config import RouterConfig
@@ -87,6 +94,17 @@ def test_a_file_says_what_nodes_of_one_host_do(tmp_path: Path) -> None:
     assert profile(str(path)).beside is None
 
 
+def test_a_file_says_what_a_crowd_does(tmp_path: Path) -> None:
+    path, samples = tmp_path / "p.yaml", measured(1.5, 1.4, 1.3, 1.2)
+    alone = DecodeSample(1, 100.0, 0.0101)
+    decode = DecodeBeside(True, alone, DecodeSample(1, 200.0, 2.5 * 0.0102), 1.0)
+    samples.crowds = [Crowd(4, PromptBeside(2, 0.1, 0.3), decode)]
+    write(path, "mine", entry(samples, HOSTED))
+    found = profile(str(path)).beside
+    assert found is not None
+    assert found.crowd == (4, pytest.approx(3.0), pytest.approx(2.5, rel=1e-3))
+
+
 def test_what_one_pair_cannot_tell_is_as_what_it_tells(tmp_path: Path) -> None:
     samples = measured(1.5, 1.4, 1.3, 1.2)
     samples.prompt_beside = [sample for sample in samples.prompt_beside if sample.rows]
@@ -125,8 +143,8 @@ async def test_each_kind_is_measured_beside_each_on_the_nodes_it_needs() -> None
         samples = await profiler.measure(1, Nodes(prefill, decode), gate)
         await cluster.all_idle()
     assert gates[0] == ("p0", "d0")
-    assert [names for names in gates if "p1" in names] == [("p0", "p1", "d0")]
-    assert [names for names in gates if "d1" in names] == [("p0", "d1")] * 2
+    assert [names for names in gates if "p1" in names] == [("p0", "p1", "d0"), ("p0", "p1", "d0", "d1")]
+    assert [names for names in gates if "d1" in names] == [*[("p0", "d1")] * 3, ("p0", "p1", "d0", "d1")]
     assert gates[-1] == ("p0", "d0")
     assert told[-1][1] == 1.0
     assert sorted(sample.rows for sample in samples.prompt_beside if sample.rows) == [1, 2, 4]
@@ -136,6 +154,9 @@ async def test_each_kind_is_measured_beside_each_on_the_nodes_it_needs() -> None
         (True, 4),
     ]
     assert all(0.004 < sample.alone.step_s < 0.05 for sample in samples.decode_beside)
+    (crowd,) = samples.crowds
+    assert crowd.nodes == 4
+    assert fit.crowd(samples, 0.0)["decode"] < 3.0
     found = fit.beside(samples, 0.0)
     assert all(1.0 <= value < 3.0 for value in found["prompt"]["decode"].values())  # type: ignore[union-attr]
 

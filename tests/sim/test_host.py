@@ -71,6 +71,14 @@ def test_one_core_is_shared_one_after_the_other() -> None:
     assert wide.pace(PROMPT, [PROMPT] * 3) == pytest.approx((1 + 3 * 0.5 / 3) * 2)
 
 
+def test_between_one_other_and_a_crowd_it_is_a_line() -> None:
+    crowded = replace(BESIDE, crowd=(4, 3.0, 2.5))
+    assert crowded.pace(PROMPT, [PROMPT]) == 1.5
+    assert crowded.pace(PROMPT, [PROMPT, 1]) == pytest.approx((1.45 + 3.0) / 2)
+    assert crowded.pace(1, [PROMPT, 1, 1]) == pytest.approx(2.5)
+    assert crowded.pace(1, [PROMPT] * 4) == pytest.approx(2.5 + (2.5 - 1.3) / 2)
+
+
 class Told:
     def __init__(self) -> None:
         self.times = 0
