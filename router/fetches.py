@@ -61,17 +61,18 @@ def _leg(ask: Ask, node: Node, alone: Alone, lender: Node, tokens: int) -> Fetch
     fixed_s, byte_s = lender.cost.transfer_line(alone.quantile)
     send_s = fixed_s + byte_s * node.info.kv_bytes_per_token * (tokens - alone.cached)
     free_s = max(ask.now, lender.sending_until_s, node.receiving_until_s) - ask.now
-    comes_s = _turn_s(lender) + free_s + send_s + MESSAGES_S
+    comes_s = _turn_s(lender) + _turn_s(node) + free_s + send_s + MESSAGES_S
     return FetchLeg(
         lender, tokens, send_s, max(0.0, comes_s - alone.queue_s), compute_s, alone.compute_s - compute_s
     )
 
 
-def _turn_s(lender: Node) -> float:
-    """Until it hears of it: a step of what runs there."""
+def _turn_s(node: Node) -> float:
+    """Until its engine listens: a step of what runs there, as long as the last one that it told of."""
     step_s = 0.0
-    if rows := lender.decode_rows:
-        step_s += lender.cost.decode_mean_s(rows, lender.context_tokens)
-    if lender.prefill_requests:
-        step_s += lender.cost.prefill_token_s() * CHUNK_TOKENS
+    if rows := node.decode_rows:
+        step_s += node.cost.decode_mean_s(rows, node.context_tokens)
+    if node.prefill_requests:
+        samples = node.load.prefill_samples
+        step_s += samples[-1][2] if samples else node.cost.prefill_token_s() * CHUNK_TOKENS
     return step_s

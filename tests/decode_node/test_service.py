@@ -12,6 +12,7 @@ from baton.core.model import Fingerprint, ModelInfo
 from baton.core.node_effects import DropLink, SendRevoke
 from baton.decode_node import links
 from baton.decode_node.service import DecodeService, Facts
+from baton.kv_transfer.handoff import Loan
 from baton.kv_transfer.layout import KvLayout
 from baton.proto.v1 import decode_node_pb2 as pb
 from baton.runtime import codec_node
@@ -138,3 +139,40 @@ async def test_kv_that_cannot_be_converted_is_refused_by_name(
 async def test_a_pid_that_can_be_no_process_is_not_watched(service: DecodeService) -> None:
     await up(service, pid=2**32 - 1)
     service.close()
+
+
+async def offer(service: DecodeService, layout: KvLayout, loan: pb.Loan) -> Stream:
+    stream = Stream(service, layout=layout)
+    assert await stream.answer() is not None
+    link = service._links.get(LINK)
+    assert link is not None
+    link.transport = "any"
+    stream.say(reserve=pb.Reserve(transfer_id=7, loan=loan))
+    stream.say(beat=pb.Beat())
+    return stream
+
+
+async def test_a_loan_is_offered_to_the_engine(service: DecodeService, port: Port) -> None:
+    await offer(service, LAYOUT, pb.Loan(request_id="r", attempt=1, tokens=8, last_key=b"k" * 16))
+    async with asyncio.timeout(5):
+        while port.calls[-1] != ("link_beat", LINK):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+    assert port.calls[-2] == ("offer", LINK, 7, Loan(("r", 1), 8, b"k" * 16))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "loan", "code"),
+    [
+        ("int8", pb.Loan(request_id="r", tokens=8, last_key=b"k" * 16), "FAILED_PRECONDITION"),
+        ("float32", pb.Loan(request_id="r", tokens=8, last_key=b"k" * 15), "INVALID_ARGUMENT"),
+        ("float32", pb.Loan(request_id="", tokens=8, last_key=b"k" * 16), "INVALID_ARGUMENT"),
+    ],
+)
+async def test_a_loan_that_cannot_be_taken_is_refused(
+    dtype: str, loan: pb.Loan, code: str, service: DecodeService, port: Port
+) -> None:
+    stream = await offer(service, replace(LAYOUT, dtype=dtype), loan)
+    answer = await stream.answer()
+    assert answer is not None
+    assert (answer.refused.transfer.transfer_id, answer.refused.fault.code) == (7, code)
+    assert not [call for call in port.calls if call[0] == "offer"]
