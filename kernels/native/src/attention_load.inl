@@ -1,16 +1,6 @@
 // Sixteen numbers at a time, from how a pool stores them to fp32: of one vector as they lie, or one of each of sixteen
 // vectors, which are transposed as words of 32 bits before they are widened.
 
-static inline F16 load_int8(const void* p) {
-  const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(p));
-#if BATON_AVX512
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
-#else
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
-#endif
-}
-
 constexpr float kFp8Divisor = 256.0f;  // of e4m3 as it is loaded: see load_e4m3_256th
 
 #if BATON_AVX512
@@ -25,7 +15,6 @@ static inline F16 shift_right_signed(F16 a, int n) {
 static inline F16 bits_and(F16 a, uint32_t bits) {
   return {_mm512_and_ps(a.v, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits))))};
 }
-static inline F16 from_int32(F16 a) { return {_mm512_cvtepi32_ps(_mm512_castps_si512(a.v))}; }
 // The low half of each word.
 static inline F16 low_fp16(F16 a) { return from_fp16(_mm512_cvtepi32_epi16(_mm512_castps_si512(a.v))); }
 
@@ -44,7 +33,6 @@ static inline F16 bits_and(F16 a, uint32_t bits) {
   const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(bits)));
   return {_mm256_and_ps(a.lo, mask), _mm256_and_ps(a.hi, mask)};
 }
-static inline F16 from_int32(F16 a) { return {_mm256_cvtepi32_ps(as_words(a.lo)), _mm256_cvtepi32_ps(as_words(a.hi))}; }
 static inline F16 low_fp16(F16 a) {
   const F16 low = bits_and(a, 0xffff);
   return from_fp16(_mm256_permute4x64_epi64(_mm256_packus_epi32(as_words(low.lo), as_words(low.hi)), 0xd8));
@@ -77,13 +65,8 @@ struct KvFp16 {
     return low_fp16(i == 0 ? words : shift_right_signed(words, 16));
   }
 };
-struct KvInt8 {
+struct KvInt8 {  // met as it is: see attention_codes.inl
   static constexpr int kBytes = 1;
-  static F16 load(const void* p) { return load_int8(p); }
-  template <int i>
-  static F16 pick(F16 words) {
-    return from_int32(shift_right_signed(shift_left(words, 24 - 8 * i), 24));
-  }
 };
 struct KvFp8 {
   static constexpr int kBytes = 1;
