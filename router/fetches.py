@@ -46,7 +46,11 @@ def best_fetch(ask: Ask, node: Node, alone: Alone) -> FetchLeg | None:
         return None
     best: FetchLeg | None = None
     for lender, tokens in ask.lenders.of(node.info.block_size, node.prefixes.revision):
-        if tokens <= alone.cached or lender is node or node.no_loans.get(lender.id, 0.0) > ask.now:
+        if (
+            tokens <= alone.cached
+            or lender is node
+            or node.no_loans.get(lender.info.incarnation, 0.0) > ask.now
+        ):
             continue
         leg = _leg(ask, node, alone, lender, tokens)
         if leg.wait_s > MOST_SHARE * leg.saved_s:

@@ -16,10 +16,10 @@ def note_fetch(
     node, fetch = state.node(attempt.prefill_id), attempt.fetch
     if node is None or fetch is None:
         return
-    if event.fetched_tokens or event.cached_tokens >= fetch.tokens:
-        node.no_loans.pop(fetch.node_id, None)
-    else:
-        node.no_loans[fetch.node_id] = now + PAUSE_S
+    lender = state.node(fetch.node_id)
+    if lender is not None and not event.fetched_tokens and event.cached_tokens < fetch.tokens:
+        node.no_loans = {name: until_s for name, until_s in node.no_loans.items() if until_s > now}
+        node.no_loans[lender.info.incarnation] = now + PAUSE_S
     prediction = attempt.prediction
     data: dict[str, object] = {
         "request": live.id,

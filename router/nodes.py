@@ -55,7 +55,7 @@ class Node:
         self.prefill = Ledger(self.touch)
         self.decode = Ledger(self.touch)
         self.sending_until_s = self.receiving_until_s = now  # its link, were it never to wait for work
-        self.no_loans: dict[str, float] = {}  # lenders that gave it nothing: not to be asked until then
+        self.no_loans: dict[str, float] = {}  # by incarnation: gave it nothing, not to be asked until then
         self.ttft_errors = Residuals()
         self.tpot_errors = Residuals()
         self.prefixes = NodePrefixes(info.block_size, info.fingerprint.weights)

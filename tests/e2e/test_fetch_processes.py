@@ -177,21 +177,6 @@ async def test_a_holder_that_is_killed_in_the_middle_costs_time_alone(world: Wor
     await world.cluster.idle(PATIENCE_S)
 
 
-async def test_a_holder_that_stands_still_costs_a_bounded_time(world: World) -> None:
-    """Nothing breaks: the prompt just waits no longer than its computation takes."""
-    cluster, salt = world.cluster, "stopped holder"
-    prompt = await world.first(salt)
-    fetched = await world.metric(ASKER, "baton_fetched_tokens_total")
-    async with drained(cluster, "prefill-0"):
-        cluster.signal(HOLDER, signal.SIGSTOP)
-        answer = await world.generate(prompt, salt)
-        cluster.signal(HOLDER, signal.SIGCONT)
-        assert await world.metric(ASKER, "baton_fetched_tokens_total") == fetched
-        same(answer, await computed(world, prompt, salt))
-    await state_is(cluster, HOLDER, "up")
-    await cluster.idle(PATIENCE_S)
-
-
 async def test_an_asker_that_is_killed_in_the_middle_leaves_nothing_at_the_holder(world: World) -> None:
     before, pid = world.passed(), world.cluster.pid(ASKER)
     async with slow(world):
@@ -205,3 +190,18 @@ async def test_an_asker_that_is_killed_in_the_middle_leaves_nothing_at_the_holde
     await another(world.cluster, ASKER, pid)
     await state_is(world.cluster, ASKER, "up")
     await world.cluster.idle(PATIENCE_S)
+
+
+async def test_a_holder_that_stands_still_costs_a_bounded_time(world: World) -> None:
+    """Nothing breaks: the prompt just waits no longer than its computation takes."""
+    cluster, salt = world.cluster, "stopped holder"
+    prompt = await world.first(salt)
+    fetched = await world.metric(ASKER, "baton_fetched_tokens_total")
+    async with drained(cluster, "prefill-0"):
+        cluster.signal(HOLDER, signal.SIGSTOP)
+        answer = await world.generate(prompt, salt)
+        cluster.signal(HOLDER, signal.SIGCONT)
+        assert await world.metric(ASKER, "baton_fetched_tokens_total") == fetched
+        same(answer, await computed(world, prompt, salt))
+    await state_is(cluster, HOLDER, "up")
+    await cluster.idle(PATIENCE_S)
