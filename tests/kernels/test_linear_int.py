@@ -111,6 +111,22 @@ def test_a_row_has_the_same_bits_alone_and_among_others(name: str) -> None:
                 assert torch.equal(prepared(x[start : start + rows]), want[start : start + rows])
 
 
+@pytest.mark.parametrize(
+    ("inputs", "group", "activations"), [(480, 24, None), (192, 24, "int8"), (1100, 5, None)]
+)
+def test_rows_of_half_a_register_leave_their_neighbours_alone(
+    inputs: int, group: int, activations: str | None
+) -> None:
+    """A row's last block is eight inputs and fills its cache lines; threads round rows side by side."""
+    kind = Codes.INT4 if group == 5 else Codes.INT8
+    scheme = WeightScheme(kind, group, activations=activations)  # type: ignore[arg-type]
+    prepared, x = prepare(quantize(noise(48, inputs), scheme)), noise(3000, inputs, seed=1)
+    native.configure(2)
+    for _ in range(3):
+        together = prepared(x)
+        assert torch.equal(torch.cat([prepared(some) for some in x.split(1)]), together)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("out", "inputs"), [(96, 76), (64, 320), (160, 64)])

@@ -24,7 +24,7 @@ static Activations round_rows(const GemmIntArgs& args, const float* x, Pool& poo
   const IntWeight& weight = args.weight;
   const int64_t rows = *args.rows;
   Activations to;
-  to.row_units = padded_units(weight.steps * 2 * Form::kUnits);
+  to.row_units = padded_units((weight.steps + 1) * 2 * Form::kUnits);  // one more: see store_units
   to.units = static_cast<int32_t*>(pool.scratch(0, rows * to.row_units * sizeof(int32_t)));
   const size_t scales_bytes = rows * weight.block_count * sizeof(BlockScale);
   auto* memory = static_cast<char*>(pool.scratch(1, scales_bytes + rows * sizeof(float)));

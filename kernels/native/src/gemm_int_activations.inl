@@ -45,7 +45,7 @@ static inline int32_t greatest_bits(const IntWeight& weight, const float* x, int
 }
 
 // Sixteen integers as units. Where they are the last eight of a block, zeros follow them, which the next block
-// overwrites.
+// overwrites; a row's last block leaves them there.
 template <class Form>
 static inline void store_units(I16 values, int32_t* to) {
   if constexpr (Form::kUnits == 1) {
