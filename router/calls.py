@@ -6,8 +6,8 @@ The gRPC service and the HTTP front both go through here, so they share limits, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +32,9 @@ INLINE_SIZE = 4096
 """So many characters or ids are tokenized and checked on the event loop: about a millisecond."""
 
 TEXT_THREADS = 2
+
+MOST_EARLY = 256
+"""Calls that wait for the first nodes."""
 
 
 class Tokenizer(Encoder, Protocol):
@@ -78,6 +81,7 @@ class Calls:
         self._observer = observer
         self._pacer = Pacer()
         self._ids = itertools.count(1)
+        self._early = 0
         self._joining_until_s = driver.now() + options.joining_s
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
 
@@ -107,9 +111,12 @@ class Calls:
             raise DeadlineExceeded("the deadline had passed when the request arrived")
         return received_s + float(left_s)
 
-    async def open(self, request: pb.GenerateRequest, received_s: float) -> GenerateStream:
+    async def open(
+        self, request: pb.GenerateRequest, received_s: float, deadline_s: float | None = None
+    ) -> GenerateStream:
         """Check and tokenize; nothing has been asked of any node yet. InvalidArgument names the field."""
-        await self._wait_for_nodes()
+        check_model(request.model, self.options.served)
+        await self._wait_for_nodes(deadline_s)
         model = self.model(request.model)
         self._membership.check_pairs()
         internal_id = f"{self._membership.router_id}-{next(self._ids)}"
@@ -146,11 +153,20 @@ class Calls:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, work)
 
-    async def _wait_for_nodes(self) -> None:
-        left_s = self._joining_until_s - self.now()
-        if left_s > 0 and not self.nodes_joined.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.nodes_joined.wait(), left_s)
+    async def _wait_for_nodes(self, deadline_s: float | None) -> None:
+        """As long as they are about to join; DeadlineExceeded. Too many calls do not wait."""
+        until_s = min(self._joining_until_s, math.inf if deadline_s is None else deadline_s)
+        left_s = until_s - self.now()
+        if left_s <= 0 or self.nodes_joined.is_set() or self._early >= MOST_EARLY:
+            return
+        self._early += 1
+        try:
+            await asyncio.wait_for(self.nodes_joined.wait(), left_s)
+        except TimeoutError:
+            if until_s == deadline_s:
+                raise DeadlineExceeded("no node joined within the deadline") from None
+        finally:
+            self._early -= 1
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -31,7 +31,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         calls = self._calls
         received_s = calls.now()
         deadline_s = calls.deadline(received_s, context.time_remaining())
-        stream = await calls.open(request, received_s)
+        stream = await calls.open(request, received_s, deadline_s)
         try:
             await calls.run(stream, context.write, deadline_s)
         except grpc.aio.InternalError:

@@ -57,7 +57,7 @@ class Generate(Generic[BodyT]):
             asked = await self._calls.off_loop(len(data) // 16, lambda: self._asked(data, request))
             answer: Answer | None = None
             try:
-                streams = [await self._calls.open(each, received_s) for each in asked.requests]
+                streams = [await self._calls.open(each, received_s, deadline_s) for each in asked.requests]
                 answer = self._answer_for(asked, streams, send)
                 await self._run(streams, answer, deadline_s)
                 await answer.finish()

@@ -222,3 +222,26 @@ async def test_no_node_yet_is_unavailable_and_worth_a_retry() -> None:
         assert error.code is Code.UNAVAILABLE
         assert error.retry_after_s is not None
         assert not (await cluster.inference.ListModels(pb.ListModelsRequest())).models
+
+
+async def test_calls_to_a_new_router_wait_for_its_nodes_within_their_deadline() -> None:
+    node = StubNode()
+    async with router_with(joining_s=30.0) as cluster:
+        wrong = await failure(cluster, pb.GenerateRequest(text="x", model="other"), timeout=20)
+        assert wrong.code is Code.NOT_FOUND
+        early = await failure(cluster, pb.GenerateRequest(text="x"), timeout=0.3)
+        assert early.code is Code.DEADLINE_EXCEEDED
+        waiting = asyncio.create_task(answer(cluster, text="x", max_tokens=2))
+        await asyncio.sleep(0)
+        try:
+            await node.start(cluster.app.registry_address)
+            assert await waiting
+        finally:
+            await node.stop()
+
+
+async def test_calls_to_a_router_that_no_node_comes_to_are_refused_in_time() -> None:
+    async with router_with(joining_s=0.2) as cluster:
+        late = await failure(cluster, pb.GenerateRequest(text="x"), timeout=20)
+        assert late.code is Code.UNAVAILABLE
+        assert "no node has joined" in str(late)
