@@ -6,6 +6,7 @@ The gRPC service and the HTTP front both go through here, so they share limits, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,6 +36,9 @@ TEXT_THREADS = 2
 
 MOST_EARLY = 256
 """Calls that wait for the first nodes."""
+
+REFUSED_POLL_S = 0.1
+"""How soon they hear that those which came do not fit."""
 
 
 class Tokenizer(Encoder, Protocol):
@@ -154,19 +158,21 @@ class Calls:
         return await loop.run_in_executor(self._threads, work)
 
     async def _wait_for_nodes(self, deadline_s: float | None) -> None:
-        """As long as they are about to join; DeadlineExceeded. Too many calls do not wait."""
-        until_s = min(self._joining_until_s, math.inf if deadline_s is None else deadline_s)
-        left_s = until_s - self.now()
-        if left_s <= 0 or self.nodes_joined.is_set() or self._early >= MOST_EARLY:
+        """While they are about to join; DeadlineExceeded. FailedPrecondition: those that came do not fit.
+        Too many calls do not wait."""
+        if self._early >= MOST_EARLY:
             return
+        until_s = min(self._joining_until_s, math.inf if deadline_s is None else deadline_s)
         self._early += 1
         try:
-            await asyncio.wait_for(self.nodes_joined.wait(), left_s)
-        except TimeoutError:
-            if until_s == deadline_s:
-                raise DeadlineExceeded("no node joined within the deadline") from None
+            while not self.nodes_joined.is_set() and (left_s := until_s - self.now()) > 0:
+                self._membership.check_pairs()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.nodes_joined.wait(), min(left_s, REFUSED_POLL_S))
         finally:
             self._early -= 1
+        if deadline_s is not None and self.now() >= deadline_s:
+            raise DeadlineExceeded("no node joined within the deadline")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
