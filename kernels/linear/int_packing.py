@@ -18,7 +18,7 @@ from baton.kernels.quantize import Codes, QuantizedWeight, unpack4
 
 LANES = 16  # outputs in a panel
 STEP = 8
-_WIDE_BLOCK = 64  # inputs whose activations share a scale; sums of up to 512 of 15 and 8 bits fit 32
+_WIDE_BLOCK = 64  # inputs whose activations share a 16-bit scale; sums of up to 256 fit 32 bits
 _NARROW_BLOCK = 2**15  # 8-bit activations share scales as the weight says; sums of up to 2^17 fit
 _INT8_ZERO = 128
 _FP4_ZERO, _FP4_UNIT = 12, 0.5  # codes become the integers 0..24, in units of a half

@@ -1,8 +1,8 @@
 """Weights of integer codes, and FP4, multiplied as integers. Bound to kernels/native/src/gemm_int*.
 
 Activations are rounded inside the operation. A weight that names "int8" activations gets just those, see
-`reference.round_activations`. Others get 15 bits, with a scale per token and at most 64 inputs of one weight
-group, so an input is off by absmax / 32510 at most; weights that name "fp8" are among them, for rounding more
+`reference.round_activations`. Others get 16 bits, with a scale per token and at most 64 inputs of one weight
+group, so an input is off by absmax / 65278 at most; weights that name "fp8" are among them, for rounding more
 gains nothing here. A row with NaN or infinity in it becomes NaN, whatever the weight.
 """
 

@@ -96,9 +96,9 @@ def test_weights_alone_equal_the_model_of_their_values(
     dense = _dequantised(folders[variant], tmp_path / "dense", quantization)
     want = torch.cat(_logprobs(dense, backend="torch"))
     got = torch.cat(_logprobs(folders[variant], quantization=quantization, backend=backend))
-    # These models make much of little: inputs that are held in 15 bits, which is what the native kernels
+    # These models make much of little: inputs that are held in 16 bits, which is what the native kernels
     # multiply integer codes by, show in the third digit.
-    torch.testing.assert_close(got, want, atol=1e-3 if backend == "torch" else 4e-2, rtol=1e-4)
+    torch.testing.assert_close(got, want, atol=1e-3 if backend == "torch" else 2e-2, rtol=1e-4)
 
 
 @COMPILED

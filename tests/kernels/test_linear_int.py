@@ -36,7 +36,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _bound(weight: QuantizedWeight, x: torch.Tensor) -> torch.Tensor:
-    """What a product may be off: fp32's rounding of scaled sums and offsets, and that of activations to 15
+    """What a product may be off: fp32's rounding of scaled sums and offsets, and that of activations to 16
     bits where the weight says nothing of 8."""
     dense = dequantize(weight, torch.float64).abs()
     order = weight.in_order if weight.in_order is not None else torch.arange(weight.in_features)
@@ -52,7 +52,7 @@ def _bound(weight: QuantizedWeight, x: torch.Tensor) -> torch.Tensor:
             end = min(weight.in_features, group + weight.group)
             for start in range(group, end, _WIDE_BLOCK):
                 piece = slice(start, min(end, start + _WIDE_BLOCK))
-                bound += x[:, piece].amax(1, keepdim=True) / 32510 * dense[:, piece].sum(1)
+                bound += x[:, piece].amax(1, keepdim=True) / 65278 * dense[:, piece].sum(1)
     return bound
 
 

@@ -164,7 +164,7 @@ async def test_deadlines_hold_and_travel() -> None:
             grpc.StatusCode.DEADLINE_EXCEEDED
         )
         assert time.monotonic() - start < 1.3
-        assert 0 < (nodes[0].received[0].timeout_s or 0) < 0.31  # gRPC rounds it up on its way
+        assert 0 < (nodes[0].received[0].timeout_s or 0) <= 0.301  # whole ms, rounded up
         await cluster.all_idle(1.0)
         assert await status_of(cluster.inference.Generate(LONG, timeout=0)) is (
             grpc.StatusCode.DEADLINE_EXCEEDED

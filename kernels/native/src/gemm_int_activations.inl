@@ -52,9 +52,9 @@ static inline void store_units(I16 values, int32_t* to) {
 #if BATON_AVX512
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(values.v));
   } else if constexpr (Form::kSums == 2) {
-    const __m512i greater = _mm512_srai_epi32(_mm512_add_epi32(values.v, _mm512_set1_epi32(64)), 7);
+    const __m512i greater = _mm512_srai_epi32(_mm512_add_epi32(values.v, _mm512_set1_epi32(128)), 8);
     const __m128i first = _mm512_cvtepi32_epi8(greater);
-    const __m128i last = _mm512_cvtepi32_epi8(_mm512_sub_epi32(values.v, _mm512_slli_epi32(greater, 7)));
+    const __m128i last = _mm512_cvtepi32_epi8(_mm512_sub_epi32(values.v, _mm512_slli_epi32(greater, 8)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi32(first, last));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + 1, _mm_unpackhi_epi32(first, last));
 #endif

@@ -54,7 +54,7 @@ struct Narrow {
 struct Wide {
   static constexpr int kUnits = 2;  // inputs 0 2, 1 3: so an and and a shift widen weights
   static constexpr int kSums = 1;
-  static constexpr float kLargest = 127 * 128 - 1;  // see Split
+  static constexpr float kLargest = 127 * 256 + 127;  // see Split
   template <int unit>
   static inline I16 operand(I16 codes) {
     return unit == 0 ? codes & I16::set(0x00ff00ff) : shift16<8>(codes);
@@ -66,7 +66,7 @@ struct Wide {
 };
 
 #if BATON_AVX512
-// The integers of Wide as 128 times a s8 and another s8: weights need not be widened, in twice the sums. For few rows,
+// The integers of Wide as 256 times a s8 and another s8: weights need not be widened, in twice the sums. For few rows,
 // whose sums leave registers free.
 struct Split {
   static constexpr int kUnits = 2;  // of the greater parts, of the lesser
@@ -86,7 +86,7 @@ struct Split {
 template <class Form>
 static inline I16 joined([[maybe_unused]] const I16& first, const I16& last) {
 #if BATON_AVX512
-  if constexpr (Form::kSums == 2) return {_mm512_add_epi32(_mm512_slli_epi32(first.v, 7), last.v)};
+  if constexpr (Form::kSums == 2) return {_mm512_add_epi32(_mm512_slli_epi32(first.v, 8), last.v)};
 #endif
   return last;
 }
