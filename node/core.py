@@ -209,6 +209,7 @@ class NodeCore:
         """Deadlines, leases, and reservations that now find room."""
         self._emit(now, self.prefill.expire(now))
         self._emit(now, self.decode.expire(now))
+        self._end_unwanted_fetches(now)
         self._sunk(now, self.sink.expire(now))
         keep = self.decode.headroom_blocks() + self.prefill.wanted_blocks()
         self._sunk(now, self.sink.pump(now, keep))
@@ -229,8 +230,7 @@ class NodeCore:
             budget = min(budget, self._prompt_tokens(now, rows))
         if budget > 0 and self.prefill.busy:
             rows = rows + self.prefill.schedule(now, budget, self.decode.headroom_blocks())
-            for key in self.prefill.take_impatient():
-                self._sunk(now, self.sink.abort(now, key))
+            self._end_unwanted_fetches(now)
         self._rows = tuple(rows)
         return self._rows
 
@@ -360,6 +360,10 @@ class NodeCore:
         self._emit(now, self.prefill.abort(key, silent=True))
         self._emit(now, self.decode.abort(key, silent=True))
         self._sunk(now, self.sink.abort(now, key))
+
+    def _end_unwanted_fetches(self, now: float) -> None:
+        for key in self.prefill.take_unwanted():
+            self._sunk(now, self.sink.abort(now, key))
 
     def _emit(self, now: float, effects: Iterable[NodeEffect]) -> None:
         for effect in effects:

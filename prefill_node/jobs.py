@@ -57,6 +57,7 @@ class Stages:
         self.held: dict[Key, Job] = {}
         self.deadlines: dict[Key, float] = {}
         self.fetching: dict[Key, Job] = {}
+        self.unwanted: list[Key] = []  # fetches that nobody waits for any more
 
     def add(self, job: Job) -> None:
         self.waiting[job.seq.key] = job
@@ -87,6 +88,7 @@ class Stages:
             stage[key] = job
         if stage is not self.waiting and self.fetching.pop(key, None) is not None:
             job.fetch = None
+            self.unwanted.append(key)
         if stage is None or stage is self.held:
             self.deadlines.pop(key, None)
 

@@ -55,7 +55,6 @@ class PrefillScheduler:
         self._flight = Flight()
         self._numbers = count()
         self._pending: list[NodeEffect] = []  # said at the next complete
-        self._impatient: list[Key] = []  # prompts that wait no longer for what they were promised
         self._queries = self._hits = self._preemptions = 0
 
     # ---- requests come and go ----------------------------------------------------------------------------
@@ -151,9 +150,10 @@ class PrefillScheduler:
         if job := self._stages.fetching.pop(key, None):
             job.fetch, job.lent_tokens = None, tokens
 
-    def take_impatient(self) -> list[Key]:
-        """Prompts that have given up waiting for another node's KV since the last call."""
-        keys, self._impatient = self._impatient, []
+    def take_unwanted(self) -> list[Key]:
+        """Prompts that wait for another node's KV no longer, for they ended or lost patience since the last
+        call."""
+        keys, self._stages.unwanted = self._stages.unwanted, []
         return keys
 
     # ---- one step ----------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class PrefillScheduler:
         """It waits for KV of another node, while others go first; but not for ever."""
         if fetch.holds(now):
             return True
-        self._impatient.append(job.seq.key)
+        self._stages.unwanted.append(job.seq.key)
         self.fetch_over(job.seq.key, 0)
         return False
 

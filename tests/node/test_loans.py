@@ -93,10 +93,16 @@ class Pair:
             self.a.turn(0.0)
         self.a.computed.clear()
 
-    def second(self, tokens: int = 20, patience_s: float = 1.0, lender: str = LINK) -> None:
+    def second(
+        self,
+        tokens: int = 20,
+        patience_s: float = 1.0,
+        lender: str = LINK,
+        deadline_s: float | None = None,
+    ) -> None:
         request = Request("second", PROMPT, max_tokens=3)
         fetch = cmd.Fetch(lender, tokens, patience_s)
-        self.to_b(cmd.Add(request, None, True, fetch))
+        self.to_b(cmd.Add(request, deadline_s, True, fetch))
 
     def lend(self, tokens: int = 20) -> Lent:
         keys = tuple(chain(root_key(revision="r"), PROMPT[:tokens], BLOCK))
@@ -250,6 +256,22 @@ def test_a_cancel_in_the_middle_leaves_nothing(messages: int) -> None:
         pair.carry()
         pair.to_b()
     assert isinstance(pair.b.one(Ended), Ended)
+    for node in (pair.a, pair.b):
+        assert node.core.kv.pool.owned == node.core.kv.pool.quarantined == 0
+
+
+@pytest.mark.parametrize("messages", range(1, 3))
+def test_a_deadline_that_passes_in_the_middle_frees_what_was_reserved_at_once(messages: int) -> None:
+    pair = Pair()
+    pair.second(deadline_s=0.5)
+    pair.lend()
+    pair.carry(messages)
+    assert pair.b.core.kv.pool.owned
+    pair.now = 0.6
+    pair.to_b()
+    assert isinstance(pair.b.one(Ended), Ended)
+    assert pair.b.one(FetchOver) == FetchOver(("second", 0), 0)
+    pair.carry()
     for node in (pair.a, pair.b):
         assert node.core.kv.pool.owned == node.core.kv.pool.quarantined == 0
 
