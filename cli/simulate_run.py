@@ -124,6 +124,13 @@ def _told(asked: Asked, cluster: ClusterSpec, rate: float, count: int) -> tuple[
     )
 
 
+def _good(run: Run) -> str:
+    rate = number(run.summary.goodput_rps)
+    if run.slo.ttft_s is None and run.slo.tpot_s is None:
+        return f"{rate}/s served, until the last answer ended,"
+    return f"{rate}/s within targets ({share(run.summary.attained)})"
+
+
 def _table(run: Run) -> Table:
     summary, changes = run.summary, run.timeline.changes
     table = Table(title=", ".join(value for name, value in run.told if name != "seed"), title_justify="left")
@@ -134,8 +141,7 @@ def _table(run: Run) -> Table:
     busy = run.results.busy.values()
     table.caption = "; ".join(
         (
-            f"{number(summary.goodput_rps)}/s within targets ({share(summary.attained)})"
-            f" of {number(run.rate)}/s offered",
+            f"{_good(run)} of {number(run.rate)}/s offered",
             *_burst(run),
             f"{summary.rejected} of {summary.requests} not served",
             f"nodes busy {share(sum(busy) / max(1, len(busy)))}",

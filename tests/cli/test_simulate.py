@@ -75,6 +75,13 @@ def test_a_run_is_told_and_written(cli: Cli, tmp_path: Path) -> None:
     assert "Roles" in page
 
 
+def test_a_run_without_targets_speaks_of_none(cli: Cli) -> None:
+    assert "within targets" in cli(*f"simulate {LIGHT} {TARGETS}".split()).out
+    done = cli(*f"simulate {LIGHT}".split())
+    assert "within targets" not in done.out
+    assert "/s served" in done.out
+
+
 def test_the_same_seed_gives_the_same_run(cli: Cli) -> None:
     first, again, other = (
         cli("simulate", "--json", *f"{LIGHT} {TARGETS} --seed {seed}".split()).out for seed in (1, 1, 2)
