@@ -18,8 +18,6 @@ from baton.node import wire
 from baton.proto.v1 import node_pb2 as pb
 from baton.runtime.grpc_channel import PIECE_BYTES
 
-MESSAGE_EVENTS = 4096
-
 
 class Outbox:
     def __init__(self, router_id: str, limit: int) -> None:
@@ -61,7 +59,7 @@ def next_message(events: deque[pb.NodeEvent | TokensOut]) -> pb.AttachResponse:
     """Take from the front what fits in one message, at least one event."""
     head: list[pb.NodeEvent] = []
     size = 0
-    while events and len(head) < MESSAGE_EVENTS and size < PIECE_BYTES:
+    while events and size < PIECE_BYTES:
         item = events.popleft()
         event = item if isinstance(item, pb.NodeEvent) else wire.event(item)
         size += event.ByteSize()

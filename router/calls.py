@@ -30,7 +30,7 @@ from baton.router.text.detokenize import Detokenizer
 T = TypeVar("T")
 
 INLINE_SIZE = 4096
-"""So many characters or ids are tokenized and checked on the event loop: about a millisecond."""
+"""So many characters, ids or logprobs are no trouble on the event loop: about a millisecond."""
 
 TEXT_THREADS = 2
 

@@ -19,7 +19,7 @@ larger ones gRPC itself reads the length and no more, and its status is RESOURCE
 HEADROOM_BYTES = 2**20
 """What router and nodes add to what a client may send: ids, addresses, the rest of a deadline."""
 
-PIECE_BYTES = 2**16
+PIECE_BYTES = 2**14
 """What may be cut (logprobs, text, events) is sent in messages of about this size: gRPC's clients take 4 MiB
 by default, and no event loop should be held for long by one message."""
 

@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from baton.core.errors import BatonError
 from baton.proto.v1 import inference_pb2 as pb
+from baton.router.calls import INLINE_SIZE
 from baton.router.http.jsons import large_to_json, to_json
 from baton.router.http.parts import Part, Parts, joined
 from baton.router.http.requests import Asked
@@ -52,7 +53,7 @@ class Sheet:
 
     async def json(self, size: int, content: Callable[[], dict[str, Any]]) -> bytes:
         """size: of the parts in it."""
-        if size <= LARGE:
+        if size <= INLINE_SIZE:
             return to_json(content())
         return await self.off_loop(size, lambda: large_to_json(content()))
 
