@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.core.errors import Unavailable
+from baton.core.errors import BatonError, Unavailable
 from baton.core.node_effects import Key
 from baton.kv_transfer.handoff import Loan
 from baton.node import commands as cmd
@@ -22,12 +22,13 @@ def loan_key(target: Target, key: Key) -> Key:
 
 @dataclass(slots=True)
 class Asked:
-    """Keys that a node named, and whom to tell how many of its tokens are to come."""
+    """Keys that a node named, and whom to tell how many of their tokens it has got. sent: they are there."""
 
     key: Key
     target: Target
     keys: tuple[bytes, ...]
     tokens: asyncio.Future[int]
+    sent: int = 0
 
 
 class Lending:
@@ -41,7 +42,7 @@ class Lending:
         self._asked: dict[Key, Asked] = {}
 
     async def lend(self, key: Key, target: Target, keys: tuple[bytes, ...]) -> int:
-        """Tokens that will be sent to `target`; BatonError: none, and why."""
+        """Tokens that `target` has now; BatonError: none, and why."""
         name = loan_key(target, key)
         if name in self._asked:
             raise Unavailable("it was asked for already")
@@ -51,14 +52,28 @@ class Lending:
 
     def lent(self, out: Lent) -> None:
         """The engine's answer."""
-        asked = self._asked.pop(out.key)
-        tokens = len(out.blocks) * self._block_size
-        if out.error is None:
-            loan = Loan(asked.key, tokens, asked.keys[len(out.blocks) - 1])
-            self._exporter.lend(out.key, loan, out.blocks, asked.target)
+        if out.error is not None:
+            self._over(out.key, out.error)
+            return
+        asked = self._asked[out.key]
+        loan = Loan(asked.key, len(out.blocks) * self._block_size, asked.keys[len(out.blocks) - 1])
+        self._exporter.lend(out.key, loan, out.blocks, asked.target)
+
+    def sent(self, key: Key, tokens: int) -> None:
+        """The other node has them. `ended` follows."""
+        self._asked[key].sent = tokens
+
+    def ended(self, key: Key) -> None:
+        """A hand-off is over; of a loan or, then that is no matter, of a request."""
+        if key in self._asked:
+            self._over(key, Unavailable("the hand-off of it ended before its commit"))
+
+    def _over(self, key: Key, error: BatonError) -> None:
+        """error: why nothing was sent, if nothing was."""
+        asked = self._asked.pop(key)
         if asked.tokens.done():  # the call was given up
             return
-        if out.error is None:
-            asked.tokens.set_result(tokens)
+        if asked.sent:
+            asked.tokens.set_result(asked.sent)
         else:
-            asked.tokens.set_exception(out.error)
+            asked.tokens.set_exception(error)

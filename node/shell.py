@@ -212,6 +212,7 @@ class Shell:
         self._engine.post(cmd.Fail(key, error))
 
     def export_ended(self, key: Key) -> None:
+        self._lending.ended(key)
         self._engine.post(cmd.ExportEnded(key))
 
     def handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None:
@@ -219,7 +220,8 @@ class Shell:
         if owner is not None:
             self._tell(owner.router_id, [wire.handed_off(key, prefill_s, transfer_s, payload_bytes)])
 
-    def lent(self, tokens: int, transfer_s: float, payload_bytes: int) -> None:
+    def lent(self, key: Key, tokens: int, transfer_s: float, payload_bytes: int) -> None:
+        self._lending.sent(key, tokens)
         self._observer.lent(tokens)
 
     def wrote(self, transport: str, completion: Completion) -> None:
@@ -288,12 +290,15 @@ class Shell:
                     events[owner.router_id].extend(wire.parts(out))
                     if isinstance(out, Started):
                         self._observer.started(out, owner.prompt_tokens, fetches=owner.fetches)
+                if isinstance(out, Started):
+                    self._fetcher.over(key)
             case Ended(key):
                 owner = self._owners.pop(key, None)
                 if owner is not None and not out.silent:
                     events[owner.router_id].append(wire.event(out))
                 self._observer.ended(out)
                 self._exporter.ended(key)
+                self._fetcher.over(key)
             case KvReady():
                 self._exporter.kv_ready(out)
             case Prefilled():

@@ -42,7 +42,7 @@ class ExportPort(Protocol):
 
     def handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None: ...
 
-    def lent(self, tokens: int, transfer_s: float, payload_bytes: int) -> None:
+    def lent(self, key: Key, tokens: int, transfer_s: float, payload_bytes: int) -> None:
         """A loan is in the other node's prefix cache. Its `export_ended` follows."""
 
     def wrote(self, transport: str, completion: Completion) -> None: ...
@@ -284,7 +284,7 @@ class Exporter:
             case handoff.Release(key):
                 self._released(key)
             case handoff.HandedOff(key, transfer_s, payload_bytes) if key in self._loans:
-                self._port.lent(self._loans[key].tokens, transfer_s, payload_bytes)
+                self._port.lent(key, self._loans[key].tokens, transfer_s, payload_bytes)
             case handoff.HandedOff(key, transfer_s, payload_bytes):
                 self._port.handed_off(key, self._prefill_s.get(key, 0.0), transfer_s, payload_bytes)
             case handoff.TransferFailed(key, error):

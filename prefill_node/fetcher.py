@@ -1,6 +1,7 @@
 """Asks other nodes for KV that they have cached of a prompt that waits here. Lives on the event loop.
 
-What comes of it arrives as any hand-off does, at this node's sink; only that nothing will come is known here.
+What comes of it arrives as any hand-off does, at this node's sink. Only that nothing more will come is known
+here: the call lasts as long as the loan, so it breaks with the node that lends.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from baton.runtime.grpc_errors import from_rpc_error
 
 log = structlog.get_logger(__name__)
 
-LEND_TIMEOUT_S = 10.0
 MOST_CHANNELS = 32
+CLOSE_S = 10.0  # for calls on a channel that is let go
 INLINE_TOKENS = 4096  # so many are hashed on the event loop: a millisecond
 
 
@@ -54,27 +55,38 @@ class Fetcher:
         self._failed = failed
         self._options = options
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()  # by address, last used last
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: dict[Key, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def start(self, request: Request, lender: Lender) -> None:
         """The request is in the engine's mailbox."""
-        task = asyncio.get_running_loop().create_task(self._ask(request, lender))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        key = (request.id, request.attempt)
+        task = self._asking[key] = asyncio.get_running_loop().create_task(self._ask(key, request, lender))
+        task.add_done_callback(lambda _: self._asking.pop(key, None))
+
+    @property
+    def asking(self) -> int:
+        """Calls that are under way."""
+        return len(self._asking)
+
+    def over(self, key: Key) -> None:
+        """The request waits no longer, for whatever reason."""
+        if task := self._asking.get(key):
+            task.cancel()
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = (*self._asking.values(), *self._closing)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for known in self._channels.values():
             await known.close(None)
 
-    async def _ask(self, request: Request, lender: Lender) -> None:
-        key = (request.id, request.attempt)
+    async def _ask(self, key: Key, request: Request, lender: Lender) -> None:
         try:
             message = await self._message(request, lender)
             stub = PrefillNodeStub(self._channel(lender.target.address))
-            await stub.Lend(message, timeout=LEND_TIMEOUT_S)
+            await stub.Lend(message)
         except grpc.RpcError as error:
             self._none(key, lender, from_rpc_error(error))
         except Exception:
@@ -114,8 +126,8 @@ class Fetcher:
             known = self._channels[address] = channel(address, self._options)
             if len(self._channels) > MOST_CHANNELS:
                 _, oldest = self._channels.popitem(last=False)
-                task = asyncio.get_running_loop().create_task(oldest.close(LEND_TIMEOUT_S))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                task = asyncio.get_running_loop().create_task(oldest.close(CLOSE_S))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
         self._channels.move_to_end(address)
         return known

@@ -29,7 +29,7 @@ class PrefillPort(Protocol):
         """Take the request, or raise a BatonError that says why not."""
 
     async def lend(self, key: Key, target: Target, keys: tuple[bytes, ...]) -> int:
-        """Tokens that will be sent to `target`; BatonError: none, and why."""
+        """Tokens that `target` has now; BatonError: none, and why."""
 
 
 MAX_KEYS = 2**20

@@ -123,6 +123,8 @@ def _noticed(hub: Hub, node: SimNode, why: str) -> None:
     """Its peers' streams break."""
     hub.flows.stop_all(node.node_id)
     hub.inbox.lost(node.node_id, node.incarnation, why)
+    for other in hub.nodes.values():
+        other.lending.broke(f"{node.node_id}/{node.incarnation}")
     for out in list(node.exporter.links.values()):
         peer = hub.nodes.get(out.stream.target)
         if peer is not None and peer.incarnation == out.stream.target_incarnation:

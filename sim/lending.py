@@ -42,14 +42,26 @@ class Lending:
     block_size: int
     exporter: Exporter
     post: Callable[[cmd.Command], None]
-    _asked: dict[Key, Asked] = field(default_factory=dict)
+    _asked: dict[Key, Asked] = field(default_factory=dict)  # of this node, by the loan's name
+    _asking: dict[Key, str] = field(default_factory=dict)  # the lender's link, by request
 
     def ask(self, request: Request, fetch: Fetch, incarnation: str) -> None:
         """The request is in the engine's mailbox."""
         root = root_key(salt=request.salt, revision=FINGERPRINT.weights)
         keys = tuple(chain(root, request.token_ids[: fetch.tokens], self.block_size))
         asked = Asked((request.id, request.attempt), keys, self.node_id, self.incarnation)
+        self._asking[asked.key] = f"{fetch.node_id}/{incarnation}"
         self.hub.network.send(self.node_id, fetch.node_id, _ask, self.hub, fetch.node_id, incarnation, asked)
+
+    def over(self, key: Key) -> None:
+        """The request waits no longer."""
+        self._asking.pop(key, None)
+
+    def broke(self, link: str) -> None:
+        """That node's process is gone, and with it all calls to it."""
+        for key in [key for key, lender in self._asking.items() if lender == link]:
+            del self._asking[key]
+            self.post(cmd.FetchFailed(key))
 
     def asked(self, one: Asked) -> None:
         name = f"loan {one.node_id}/{one.incarnation} {one.key[0]}", one.key[1]
@@ -58,13 +70,22 @@ class Lending:
 
     def lent(self, out: Lent) -> None:
         """The engine's answer."""
-        one = self._asked.pop(out.key)
         if out.error is not None:
-            _refuse(self.hub, self.node_id, one)
+            self.ended(out.key)
             return
+        one = self._asked[out.key]
         blocks = len(out.blocks)
         loan = Loan(one.key, blocks * self.block_size, one.keys[blocks - 1])
         self.exporter.lend(out.key, loan, out.blocks, one.node_id, one.incarnation)
+
+    def sent(self, key: Key) -> None:
+        """A hand-off was committed; of a loan or, then that is no matter, of a request."""
+        self._asked.pop(key, None)
+
+    def ended(self, key: Key) -> None:
+        """It is over; likewise."""
+        if one := self._asked.pop(key, None):
+            _refuse(self.hub, self.node_id, one)
 
 
 def _ask(hub: Hub, node_id: str, incarnation: str, asked: Asked) -> None:

@@ -79,7 +79,7 @@ class SimNode:
         self._held: dict[Key, list[TokensOut]] = {}
         self._events: list[Any] = []
         self._effects: dict[type, Callable[[Any], None]] = {
-            Started: self._tell,
+            Started: self._started,
             TokensOut: self._tell,
             Ended: self._ended,
             KvReady: self.exporter.kv_ready,
@@ -180,6 +180,10 @@ class SimNode:
             self._tell_held(key)
         self._send_events()
 
+    def _started(self, out: Started) -> None:
+        self.lending.over(out.key)
+        self._tell(out)
+
     def _tell(self, out: Started | TokensOut) -> None:
         first_is_out = self.owners.get(out.key)
         if first_is_out is None:
@@ -210,6 +214,7 @@ class SimNode:
             if not out.silent:
                 self._events.append(node_event(self.node_id, out))
         self.exporter.ended(out.key)
+        self.lending.over(out.key)
 
     def _kv_changed(self, out: KvChange) -> None:
         events = out.events
@@ -226,6 +231,7 @@ class SimNode:
         self.engine.post(cmd.Fail(key, error))
 
     def _export_ended(self, key: Key) -> None:
+        self.lending.ended(key)
         self.engine.post(cmd.ExportEnded(key))
 
     def _handed_off(self, key: Key, prefill_s: float, transfer_s: float, payload_bytes: int) -> None:
@@ -233,6 +239,8 @@ class SimNode:
             del self.owners[key]
             self._events.append(HandedOff(*key, self.node_id, prefill_s, transfer_s, payload_bytes))
             self._send_events()
+        else:
+            self.lending.sent(key)
 
     def _report(self, samples: tuple[tuple[int, float], ...]) -> None:
         load, most = self.core.load(), self.hub.cluster.report_samples

@@ -183,7 +183,7 @@ class LendResponse(_message.Message):
 
     TOKENS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
-    """How many tokens will be sent, or are there already."""
+    """How many tokens were sent, or were there already."""
     def __init__(
         self,
         *,

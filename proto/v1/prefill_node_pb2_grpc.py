@@ -59,8 +59,9 @@ class PrefillNodeServicer:
 
     def Lend(self, request, context):
         """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
-        Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
-        RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
+        Reserve names the loan. Returns once that has ended, so that a call that breaks tells who waits that nothing more
+        will come. NOT_FOUND: nothing of it is cached here any more. RESOURCE_EXHAUSTED: this node needs its blocks itself.
+        FAILED_PRECONDITION: the two cannot share KV. UNAVAILABLE: it was begun, and did not get there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,8 +37,9 @@ class PrefillNodeStub:
     """
     Lend: _grpc.UnaryUnaryMultiCallable[_prefill_node_pb2.LendRequest, _prefill_node_pb2.LendResponse]
     """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
-    Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
-    RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
+    Reserve names the loan. Returns once that has ended, so that a call that breaks tells who waits that nothing more
+    will come. NOT_FOUND: nothing of it is cached here any more. RESOURCE_EXHAUSTED: this node needs its blocks itself.
+    FAILED_PRECONDITION: the two cannot share KV. UNAVAILABLE: it was begun, and did not get there.
     """
 
 @_typing.type_check_only
@@ -50,8 +51,9 @@ class PrefillNodeAsyncStub(PrefillNodeStub):
     """
     Lend: _aio.UnaryUnaryMultiCallable[_prefill_node_pb2.LendRequest, _prefill_node_pb2.LendResponse]  # type: ignore[assignment]
     """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
-    Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
-    RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
+    Reserve names the loan. Returns once that has ended, so that a call that breaks tells who waits that nothing more
+    will come. NOT_FOUND: nothing of it is cached here any more. RESOURCE_EXHAUSTED: this node needs its blocks itself.
+    FAILED_PRECONDITION: the two cannot share KV. UNAVAILABLE: it was begun, and did not get there.
     """
 
 class PrefillNodeServicer(metaclass=_abc_1.ABCMeta):
@@ -72,8 +74,9 @@ class PrefillNodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_prefill_node_pb2.LendResponse, _abc.Awaitable[_prefill_node_pb2.LendResponse]]:
         """Sends what is cached here of a prompt's beginning to the node that asks: by a hand-off from here to there, whose
-        Reserve names the loan. Returns once that has begun. NOT_FOUND: nothing of it is cached here any more.
-        RESOURCE_EXHAUSTED: this node needs its blocks itself. FAILED_PRECONDITION: the two cannot share KV.
+        Reserve names the loan. Returns once that has ended, so that a call that breaks tells who waits that nothing more
+        will come. NOT_FOUND: nothing of it is cached here any more. RESOURCE_EXHAUSTED: this node needs its blocks itself.
+        FAILED_PRECONDITION: the two cannot share KV. UNAVAILABLE: it was begun, and did not get there.
         """
 
 def add_PrefillNodeServicer_to_server(servicer: PrefillNodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

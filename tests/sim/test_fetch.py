@@ -151,7 +151,8 @@ def test_over_a_slow_network_it_is_computed() -> None:
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("at_s", [1.0101, 1.0105, 1.011, 1.0115, 1.0125, 1.03])
 def test_a_lender_that_dies_costs_at_most_what_computing_costs(at_s: float, silent: bool) -> None:
-    """Before it is asked, before it offers, before it has room, while it writes."""
+    """Before it is asked, before it offers, before it has room, while it writes. Where its process alone is
+    gone, that is known at once."""
     _, dispatches, _ = run(conversation(), fetch=True)
     (last,) = [d for d in dispatches if d.fetch is not None]
     assert last.fetch is not None
@@ -162,4 +163,4 @@ def test_a_lender_that_dies_costs_at_most_what_computing_costs(at_s: float, sile
     (answer,) = [result for result in results.requests if result.number == 2]
     assert answer.retries == 0
     assert answer.ttft_s is not None
-    assert answer.ttft_s < 0.36 + last.fetch.patience_s
+    assert answer.ttft_s < 0.36 + (last.fetch.patience_s if silent else 0.05)
