@@ -135,6 +135,7 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     router.request_ended(RequestFigures("stop", 1, 2, 1.0))
     router.request_rejected("X")
     node.transferred("tcp", 1, 0.1)
+    node.fetched(8)
     text = generate_latest(router.registry).decode() + generate_latest(node.registry).decode()
     there = set(re.findall(r"^([\w:]+)[{ ]", text, re.MULTILINE))
     board = json.loads((DEPLOY / "grafana/baton.json").read_text())
