@@ -101,7 +101,7 @@ class DecodeService(DecodeNodeServicer):
         finally:
             reader.cancel()
             if self._links.closed(link, out):
-                log.info("hand-off link lost", link=name)
+                log.info("hand-off link down", link=name)
                 self._port.link_lost(name)
 
     def close(self) -> None:
