@@ -28,6 +28,9 @@ class StepCost(Protocol):
     def decode_lines(self, rows: int) -> tuple[Line, ...]:
         """`step_s` of so many rows alone: the most of (seconds, seconds per token of context)."""
 
+    def mostly(self, work: StepWork) -> str:
+        """What takes the largest part of the step, for people."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
@@ -55,6 +58,12 @@ class MeasuredCost:
     def decode_lines(self, rows: int) -> tuple[Line, ...]:
         return ((self._rows_s(rows), self.context_s),)
 
+    def mostly(self, work: StepWork) -> str:
+        if work.prompt_tokens:
+            return "computing prompts"
+        context_s = self.context_s * work.context
+        return "attention over KV" if context_s > self._rows_s(work.rows) else "computing rows"
+
     def _rows_s(self, rows: int) -> float:
         points = self.decode
         right = min(max(1, bisect_left(points, (rows, 0.0))), len(points) - 1)
@@ -62,6 +71,27 @@ class MeasuredCost:
             return points[0][1]
         (low, low_s), (high, high_s) = points[right - 1], points[right]
         return low_s + (high_s - low_s) * (rows - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduces:
+    """The sums over a node's devices that a step of a model split by tensor parallelism waits for.
+
+    One shot: each device sends all it has to every other one, (n - 1) x bytes, after one latency. Two shots:
+    each sums up its part and sends it to all, 2 (n - 1) / n x bytes, after two latencies. The faster counts.
+    """
+
+    count: int  # in a step
+    devices: int
+    token_bytes: float
+    bandwidth: float  # attainable bytes/s of a device, one direction
+    latency_s: float
+
+    def step_s(self, tokens: int) -> float:
+        others, sent_s = self.devices - 1, self.token_bytes * tokens / self.bandwidth
+        one_s = self.latency_s + others * sent_s
+        two_s = 2 * self.latency_s + 2 * others / self.devices * sent_s
+        return self.count * min(one_s, two_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +110,39 @@ class RooflineCost:
     weight_bytes: float
     pair_flops: float  # 4 x layers x query heads x head dimension
     kv_bytes: float  # per token
-    token_link_s: float = 0.0  # per token, for activations exchanged between the node's devices
+    reduces: AllReduces | None = None  # None: one device
 
     def step_s(self, work: StepWork) -> float:
         tokens = work.prompt_tokens + work.rows
-        pairs = work.prompt_pairs + work.context
-        compute_s = (2.0 * self.parameters * tokens + self.pair_flops * pairs) / self.flops
-        before = work.prompt_pairs / work.prompt_tokens * work.chunks if work.prompt_tokens else 0.0
-        memory_s = (self.weight_bytes + self.kv_bytes * (work.context + before)) / self.bandwidth
-        return max(compute_s, memory_s) + self.token_link_s * tokens + self.overhead_s
+        compute_s, weights_s, kv_s = self._parts(work)
+        return max(compute_s, weights_s + kv_s) + self._reduced_s(tokens) + self.overhead_s
 
     def decode_lines(self, rows: int) -> tuple[Line, ...]:
-        fixed_s = self.token_link_s * rows + self.overhead_s
+        fixed_s = self._reduced_s(rows) + self.overhead_s
         return (
             (2.0 * self.parameters * rows / self.flops + fixed_s, self.pair_flops / self.flops),
             (self.weight_bytes / self.bandwidth + fixed_s, self.kv_bytes / self.bandwidth),
         )
+
+    def mostly(self, work: StepWork) -> str:
+        compute_s, weights_s, kv_s = self._parts(work)
+        if compute_s > weights_s + kv_s:
+            longest = (compute_s, "arithmetic")
+        else:
+            longest = max((weights_s, "reading weights"), (kv_s, "reading KV"))
+        reduced_s = self._reduced_s(work.prompt_tokens + work.rows)
+        return max(longest, (reduced_s, "all-reduces"), (self.overhead_s, "overhead of steps"))[1]
+
+    def _parts(self, work: StepWork) -> tuple[float, float, float]:
+        """Seconds of arithmetic, of reading weights, of reading KV."""
+        pairs = work.prompt_pairs + work.context
+        products = 2.0 * self.parameters * (work.prompt_tokens + work.rows)
+        before = work.prompt_pairs / work.prompt_tokens * work.chunks if work.prompt_tokens else 0.0
+        return (
+            (products + self.pair_flops * pairs) / self.flops,
+            self.weight_bytes / self.bandwidth,
+            self.kv_bytes * (work.context + before) / self.bandwidth,
+        )
+
+    def _reduced_s(self, tokens: int) -> float:
+        return self.reduces.step_s(tokens) if self.reduces is not None else 0.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -18,25 +19,86 @@ from baton.sim.spec import Profile
 
 DATA = Path(__file__).parent / "data"
 PATTERN = re.compile(r"(?P<model>[^@]+)@(?P<device>\w+?)(x(?P<tp>\d+))?")
+DEGREES = (1, 2, 4, 8)  # of tensor parallelism, within a host
 
 
-def profile(name: str) -> Profile:
-    """name: a file's, too. InvalidArgument: no such profile, or one whose model does not fit its devices."""
-    if name.endswith((".yaml", ".yml")):
-        return read_profile(Path(name))
-    measured = _data("measured")
-    if name in measured:
-        return _measured(name, measured[name])
+def profile(name: str, degree: int | None = None) -> Profile:
+    """name: a file's, too. degree: devices of a node, where the name says nothing of them; None: the model's
+    usual ones. InvalidArgument: no such profile, none of that degree, or one whose model does not fit its
+    devices."""
+    measured = _measured_one(name)
+    if measured is not None:
+        if degree not in (None, 1):
+            raise InvalidArgument(f"{only_degree_1(name)}, not {degree}", field="profile")
+        return measured
+    named = _named(name)
+    try:
+        return roofline(named.device, named.model, named.degree or degree or named.usual)
+    except ValueError as error:
+        raise InvalidArgument(str(error), field="profile") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The kinds of node that a name stands for, and what is to be said of the degrees without one."""
+
+    profiles: tuple[Profile, ...]
+    told: tuple[str, ...] = ()
+
+
+def degrees(name: str) -> Degrees:
+    """A device's profile at every degree of DEGREES that the model can be split into and that holds it; with
+    a degree in the name (@h100x4) that one alone; of a measured profile what was measured. InvalidArgument:
+    as `profile`, or none fits."""
+    if _measured_one(name) is not None:
+        return Degrees((profile(name),), (only_degree_1(name),))
+    named = _named(name)
+    if named.degree:
+        return Degrees((profile(name),))
+    fitting, told = [], []
+    for degree in DEGREES:
+        try:
+            fitting.append(roofline(named.device, named.model, degree))
+        except ValueError as error:
+            told.append(str(error))
+    if not fitting:
+        raise InvalidArgument("; ".join(told), field="profile")
+    return Degrees(tuple(fitting), tuple(told))
+
+
+def only_degree_1(name: str) -> str:
+    return f"{name} was measured on one device, so tensor parallelism is known of it at degree 1 only"
+
+
+class _Named(NamedTuple):
+    """degree: in the name, if it is; usual: else."""
+
+    device: Device
+    model: ModelShape
+    degree: int
+    usual: int
+
+
+def _named(name: str) -> _Named:
     found = PATTERN.fullmatch(name)
     devices, models = _data("gpus"), _data("models")
     if found is None or found["model"] not in models or found["device"] not in devices:
         raise InvalidArgument(f"no profile {name!r}; there are {', '.join(names())}", field="profile")
-    model, device = found["model"], found["device"]
-    tp = int(found["tp"]) if found["tp"] else models[model].get("devices", 1)
-    try:
-        return roofline(_device(device, devices[device]), _shape(model, models[model]), tp)
-    except ValueError as error:
-        raise InvalidArgument(str(error), field="profile") from None
+    device, model = found["device"], found["model"]
+    return _Named(
+        _device(device, devices[device]),
+        _shape(model, models[model]),
+        int(found["tp"] or 0),
+        models[model].get("devices", 1),
+    )
+
+
+def _measured_one(name: str) -> Profile | None:
+    """A shipped or a file's profile of measured figures; None for a name of another kind."""
+    if name.endswith((".yaml", ".yml")):
+        return read_profile(Path(name))
+    measured = _data("measured")
+    return _measured(name, measured[name]) if name in measured else None
 
 
 def read_profile(path: Path) -> Profile:
@@ -107,7 +169,7 @@ def _points(data: dict[Any, Any]) -> Points:
 
 
 def _device(name: str, data: dict[str, Any]) -> Device:
-    rates = ("bf16_flops", "memory_bytes", "memory_bytes_s", "nvlink_bytes_s", "nic_bytes_s")
+    rates = ("bf16_flops", "memory_bytes", "memory_bytes_s", "nvlink_bytes_s", "nic_bytes_s", "reduce_s")
     return Device(name, *(float(data[rate]) for rate in rates))
 
 
