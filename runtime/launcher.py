@@ -238,8 +238,14 @@ def node_id(config: ClusterConfig, role: Role, index: int) -> str:
 
 
 def check_devices(config: ClusterConfig, role: Role) -> None:
-    """InvalidArgument for a device that the engine cannot use."""
-    for device in config.nodes(role).devices:
+    """InvalidArgument for a device, or a number of them per node, that the engine cannot use."""
+    nodes = config.nodes(role)
+    if nodes.tensor_parallel != 1:
+        raise InvalidArgument(
+            f"{nodes.tensor_parallel} is not supported yet, only 1: a node runs on one device",
+            field=f"{role.value}.tensor_parallel",
+        )
+    for device in nodes.devices:
         if device != "cpu":
             raise InvalidArgument(f"{device!r} is not supported yet, only cpu", field=f"{role.value}.devices")
 

@@ -216,7 +216,11 @@ class NodesConfig(Section):
     metrics_port: Port = 0
     """Port of the first node's /metrics and /health, the next ones count up; 0: the kernel chooses."""
     devices: Annotated[tuple[Text, ...], Field(min_length=1)] = ("cpu",)
-    """Node i runs on device i modulo their number: cpu, cuda:0, ..."""
+    """Node i runs on device i modulo their number: cpu, cuda:0, ... With `tensor_parallel` N it runs on N of
+    them, from number N i on."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Devices that share the work of one node, each with its part of every matrix and of the heads. Nodes run
+    on one each yet: more can be planned for (`baton plan`) but are refused at the start."""
     engine: EngineConfig = EngineConfig()
     """Keys that differ from the top-level `engine` for this role."""
 

@@ -219,6 +219,9 @@ def test_a_node_that_cannot_start_ends_the_deployment(model: Path, tmp_path: Pat
 def test_what_is_not_supported_is_refused() -> None:
     message = refused("demo", "--prefill=1", "--set=prefill.devices=cuda:0", "--log-level=warning")
     assert message == "error: prefill.devices: 'cuda:0' is not supported yet, only cpu"
+    message = refused("demo", "--decode=1", "--set=decode.tensor_parallel=2", "--log-level=warning")
+    wanted = "error: decode.tensor_parallel: 2 is not supported yet, only 1: a node runs on one device"
+    assert message == wanted
 
 
 def test_ctrl_c_while_starting_leaves_nothing() -> None:

@@ -103,6 +103,7 @@ class TestBooleans:
         ("router:\n  port: 0x50\n", "2:9", "router.port: must be a whole number"),
         ("router:\n  port: 8_080\n", "2:9", "router.port: must be a whole number"),
         ("router:\n  port: 70000\n", "2:9", "router.port: must be at most 65535, got 70000"),
+        ("prefill:\n  tensor_parallel: 0\n", "2:20", "prefill.tensor_parallel: must be at least 1, got 0"),
         ("router:\n  port: [80]\n", "2:9", "router.port: must be a whole number, got a section or list"),
         ("model: [demo]\n", "1:8", "model: must be text"),
         ("model: {name: demo}\n", "1:8", "model: must be text"),
