@@ -16,11 +16,14 @@ Profiles = Annotated[
     list[str] | None,
     typer.Option(
         "--profile",
-        help="Kind of node, llama-3.1-8b@h100 or a file; of several (@h100, @h100x2) the best are chosen.",
+        help="What to plan with: llama-3.1-8b@h100, with nodes of 1, 2, 4 and 8 GPUs; @h100x2, of two only; "
+        "or a file. May be repeated.",
     ),
 ]
 Devices = Annotated[int, typer.Option("--devices", "--gpus", min=1, help="GPUs (or hosts) to be spent.")]
-Candidates = Annotated[int, typer.Option(min=1, help="Layouts to simulate, the likeliest first.")]
+Candidates = Annotated[
+    int, typer.Option(min=1, help="Pairs of degrees and roles to simulate, the likeliest first.")
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -49,7 +52,7 @@ def plan(  # noqa: PLR0913 - a command has as many parameters as options
     attainment: options.Attainment = 0.9,
     profile: Profiles = None,
     devices: Devices = 8,
-    candidates: Candidates = 4,
+    candidates: Candidates = 6,
     model: Model = None,
     seed: options.Seed = 0,
     precision: Precision = 0.1,
@@ -58,6 +61,9 @@ def plan(  # noqa: PLR0913 - a command has as many parameters as options
     out: FileOut = Path("deployment.yaml"),
 ) -> None:
     """Search roles, parallel degrees and admission for the most requests per device within the targets.
+
+    Degrees are of tensor parallelism; prefill and decode nodes may differ in theirs. All that fits is
+    estimated, the likeliest are simulated.
 
     The load's rate does not matter but for the shape of a synthetic one: it is raised as far as the targets
     allow, and must be kept for as long as 20 TTFT targets and 3 answers at least. Takes minutes: fewer

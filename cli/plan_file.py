@@ -15,27 +15,22 @@ from baton.sim.experiments.plan import Plan
 from baton.sim.report.scale import number
 from baton.sim.spec import Profile
 
+HOST_DEVICES = 8  # of the reference systems in sim/data/gpus.yaml
+
 
 def deployment(plan: Plan, slo: Slo, model: str | None) -> dict[str, Any]:
     """Sections and keys of runtime.config. Roles change by themselves from what the plan begins with."""
-    layout = plan.layout
-    second = layout.decode or layout.prefill
+    layout = plan.best.layout
     targets = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}
-    pools = {
-        "prefill": (layout.split.prefill, layout.prefill),
-        "decode": (layout.split.decode, second),
-        "both": (layout.split.both, layout.prefill),
-    }
     sections, device = {}, 0
-    for role, (count, kind) in pools.items():
-        if count:
-            sections[role] = _pool(count, kind, device)
-            device += round(count * kind.gpus)
+    for count, role, kind in layout.pools:
+        sections[role] = _pool(count, kind, device)
+        device += round(count * kind.gpus)
     return {
         "model": model or f"/path/to/{_model_of(layout.prefill)}",
         "router": {
             "slo": {name: value for name, value in targets.items() if value is not None},
-            "admission": {"policy": plan.admission},
+            "admission": {"policy": plan.best.admission},
             "planner": {"enabled": True},
         },
         **sections,
@@ -44,16 +39,22 @@ def deployment(plan: Plan, slo: Slo, model: str | None) -> dict[str, Any]:
 
 def opening(plan: Plan, model: str | None, command: str) -> list[str]:
     """The file's first comment: what it holds, from where, and what is still to be done before it serves."""
+    best = plan.best
+    kinds = [kind for _, _, kind in best.layout.pools]
     words = [
-        f"{plan.layout}: {number(plan.rate)} requests/s, {number(plan.per_device)} per device, simulated.",
+        f"{best.layout}: {number(best.rate)} requests/s, {number(best.per_device)} per device, simulated."
     ]
-    kinds = [plan.layout.prefill, *([plan.layout.decode] if plan.layout.decode else [])]
-    words += [f"Each node of {kind.name} spans {kind.gpus:g} devices." for kind in kinds if kind.gpus > 1]
     if model is None:
         words.append(f"TODO: `model` is a placeholder for the folder that holds {_model_of(kinds[0])}.")
+    if any(kind.gpus > 1 for kind in kinds):
+        words.append("tensor_parallel above 1 is planned for but not served yet: `baton serve` takes 1 only.")
     if any(_on_gpu(kind) for kind in kinds):
         words.append(
             "GPU devices are planned for but not served yet: `baton serve` takes devices: [cpu] only."
+        )
+    if best.layout.devices > HOST_DEVICES and _on_gpu(kinds[0]):
+        words.append(
+            "The devices are numbered as if they were of one host: give each host a file with its own."
         )
     return [*words, command] if command else words
 
@@ -67,11 +68,13 @@ def _on_gpu(kind: Profile) -> bool:
 
 
 def _pool(count: int, kind: Profile, first: int) -> dict[str, Any]:
-    """first: of the devices that the pool's nodes get, one after another; a node is told its first."""
-    devices = [f"cuda:{first + round(i * kind.gpus)}" for i in range(count)] if _on_gpu(kind) else ["cpu"]
+    """first: of the devices that the pool's nodes get, one after another."""
+    degree = round(kind.gpus)
+    devices = [f"cuda:{first + i}" for i in range(count * degree)] if _on_gpu(kind) else ["cpu"]
     return {
         "count": count,
         "devices": devices,
+        **({"tensor_parallel": degree} if degree > 1 else {}),
         "engine": {
             "block_size": kind.block_size,
             "num_blocks": kind.num_blocks,

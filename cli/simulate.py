@@ -40,8 +40,12 @@ Attainment = Annotated[
 ProfileName = Annotated[
     str,
     typer.Option(
-        "--profile", help="Kind of node: smollm2-cpu, llama-3.1-8b@h100, llama-3-70b@h200x4, ...; or a file."
+        "--profile",
+        help="Kind of node: smollm2-cpu, llama-3.1-8b@h100, llama-3-70b@h200x4 (4 per node), ...; or a file.",
     ),
+]
+DecodeProfileName = Annotated[
+    str | None, typer.Option("--decode-profile", help="Kind of decode nodes, where they differ.")
 ]
 Prefill = Annotated[int | None, typer.Option(min=0, help="Prefill nodes.")]
 Decode = Annotated[int | None, typer.Option(min=0, help="Decode nodes.")]
@@ -84,6 +88,7 @@ def simulate(  # noqa: PLR0913 - a command has as many parameters as options
     tpot: Tpot = None,
     attainment: Attainment = 0.9,
     profile: ProfileName = "llama-3.1-8b@h100",
+    decode_profile: DecodeProfileName = None,
     prefill: Prefill = None,
     decode: Decode = None,
     both: Both = None,

@@ -95,6 +95,7 @@ class Asked(Load):
     skip: int
     attainment: float
     profile: str
+    decode_profile: str | None
     prefill: int | None
     decode: int | None
     both: int | None

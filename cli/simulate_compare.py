@@ -22,6 +22,10 @@ QUICK_REQUESTS, QUICK_PRECISION = 300, 0.1
 
 
 def run_compare(asked: Asked) -> None:
+    if asked.decode_profile is not None:
+        raise InvalidArgument(
+            "goes with a single run: policies are compared on alike nodes", field="decode-profile"
+        )
     settings = [_setting(asked, number) for number in range(len(asked.trace or ()))]
     settings = settings or [_synthetic(asked)]
     precision = QUICK_PRECISION if asked.quick else asked.precision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,10 +20,14 @@ from baton.sim.baselines.catalogue import BASELINES, Chooser, baseline
 from baton.sim.experiments.run_page import Run, as_json, latency_rows, run_page
 from baton.sim.experiments.setting import TARGET_SPANS
 from baton.sim.experiments.timeline import Timeline
+from baton.sim.profiles import profile
 from baton.sim.report.scale import number, seconds, share
-from baton.sim.spec import ClusterSpec, NodeSpec
+from baton.sim.spec import ClusterSpec, NodeSpec, Profile
 from baton.sim.workload.arrivals import offered_rate
 from baton.sim.world import Checks, Options, World
+
+if TYPE_CHECKING:
+    from baton.runtime.config import ClusterConfig
 
 
 def run_once(asked: Asked) -> None:
@@ -38,7 +42,8 @@ def run_once(asked: Asked) -> None:
         )
         results = world.run(load)
     rate = offered_rate(load)
-    run = Run("Simulated run", _told(asked, cluster, rate, len(load)), asked.slo, rate, results, timeline)
+    told = _told(asked, cluster, rate, len(load))
+    run = Run("Simulated run", told, asked.slo, rate, results, timeline, cluster.gpus)
     asked.write(as_json(run), run_page(run) if asked.html else "")
     if not asked.as_json:
         answers.print(_table(run))
@@ -71,7 +76,7 @@ class Watching:
 
 def _cluster(asked: Asked) -> tuple[ClusterSpec, RouterConfig]:
     """Options go before the file."""
-    profile, config = asked.kind, RouterConfig()
+    deployment, config = None, RouterConfig()
     counts = {Role.PREFILL: asked.prefill, Role.DECODE: asked.decode, Role.BOTH: asked.both}
     nodes: list[NodeSpec] = []
     if asked.config is not None:
@@ -86,7 +91,9 @@ def _cluster(asked: Asked) -> tuple[ClusterSpec, RouterConfig]:
     elif all(count is None for count in counts.values()):
         counts = {Role.PREFILL: 1, Role.DECODE: 1, Role.BOTH: 0}
     for role, count in counts.items():
-        nodes += [NodeSpec(f"{role.value[0]}{i}", role, profile) for i in range(count or 0)]
+        if count:
+            kind = _kind(asked, role, deployment)
+            nodes += [NodeSpec(f"{role.value[0]}{i}", role, kind) for i in range(count)]
     if not nodes:
         raise InvalidArgument("no nodes: say how many with --prefill, --decode, --both", field="nodes")
     for role, does in ((Role.PREFILL, "prompts"), (Role.DECODE, "answers")):
@@ -97,6 +104,14 @@ def _cluster(asked: Asked) -> tuple[ClusterSpec, RouterConfig]:
     if asked.planner is not None:
         config = replace(config, planner=PlannerConfig() if asked.planner else None)
     return ClusterSpec(tuple(nodes)), config
+
+
+def _kind(asked: Asked, role: Role, deployment: ClusterConfig | None) -> Profile:
+    """Degrees are the file's, if it says some and the profile's name does not."""
+    name = asked.decode_profile if role is Role.DECODE and asked.decode_profile else asked.profile
+    nodes = deployment.nodes(role) if deployment is not None else None
+    told = nodes is not None and "tensor_parallel" in nodes.model_fields_set
+    return profile(name, nodes.tensor_parallel if nodes is not None and told else None)
 
 
 def _policy(
@@ -115,9 +130,11 @@ def _told(asked: Asked, cluster: ClusterSpec, rate: float, count: int) -> tuple[
     load = asked.trace[0].name if asked.trace else f"gaps with cv {asked.cv:g}"
     pools = [(role, sum(node.role is role for node in cluster.nodes)) for role in Role]
     split = ", ".join(f"{size} {role.value}" for role, size in pools if size)
+    spanning = cluster.gpus != len(cluster.nodes)
     return (
-        ("profile", asked.profile),
+        ("profile", " and ".join(dict.fromkeys(node.profile.name for node in cluster.nodes))),
         ("nodes", split),
+        *((("devices", f"{cluster.gpus:g} devices"),) if spanning else ()),
         ("policy", asked.policy),
         ("load", f"{count:,} requests of {load} at {number(rate)}/s"),
         ("seed", str(asked.seed)),
@@ -126,9 +143,13 @@ def _told(asked: Asked, cluster: ClusterSpec, rate: float, count: int) -> tuple[
 
 def _good(run: Run) -> str:
     rate = number(run.summary.goodput_rps)
+    if run.devices != len(run.results.busy):
+        rate = f"{rate}/s, {number(run.summary.goodput_rps / run.devices)} per device,"
+    else:
+        rate += "/s"
     if run.slo.ttft_s is None and run.slo.tpot_s is None:
-        return f"{rate}/s served, until the last answer ended,"
-    return f"{rate}/s within targets ({share(run.summary.attained)})"
+        return f"{rate} served, until the last answer ended,"
+    return f"{rate} within targets ({share(run.summary.attained)})"
 
 
 def _table(run: Run) -> Table:

@@ -27,16 +27,18 @@ MANY = 64  # prompts in a step: its fixed costs hardly count
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Machine-seconds that one request costs at least, and when it comes."""
+    """Machine-seconds that one request costs at least, and when it comes. apart_s: of decode, on machines
+    that compute no prompts."""
 
     at_s: float
     prefill_s: float
     decode_s: float
+    apart_s: float
 
 
 def needs(trace: Sequence[Arrival], profile: Profile, slo: Slo) -> list[Need]:
     """Of each request, in order."""
-    rows = _best_rows(trace, profile, slo)
+    rows = best_rows(trace, profile, slo)
     seen: set[tuple[int, int]] = set()
     found = []
     for arrival in trace:
@@ -49,20 +51,21 @@ def needs(trace: Sequence[Arrival], profile: Profile, slo: Slo) -> list[Need]:
         cached = min(cached, arrival.prompt_tokens - 1)
         prefill_s = prompt_s(profile, arrival.prompt_tokens - cached, cached)
         context = arrival.prompt_tokens + arrival.output_tokens // 2
-        token_s = _token_s(profile, rows, context)
-        found.append(Need(arrival.at_s, prefill_s, (arrival.output_tokens - 1) * token_s))
+        apart_s, beside_s = _token_s(profile, rows, context)
+        tokens = arrival.output_tokens - 1
+        found.append(Need(arrival.at_s, prefill_s, tokens * min(apart_s, beside_s), tokens * apart_s))
     return found
 
 
-def _token_s(profile: Profile, rows: int, context: int) -> float:
-    """Of one answer in a batch of so many: in steps of their own, or, where that is cheaper, as what they add
-    to a step full of prompts, whose arithmetic may hide the reading of weights and KV."""
+def _token_s(profile: Profile, rows: int, context: int) -> tuple[float, float]:
+    """Of one answer in a batch of so many: in steps of their own, and as what they add to a step full of
+    prompts, whose arithmetic may hide the reading of weights and KV."""
     cost, tokens = profile.cost, profile.max_batch_tokens
     pairs = tokens * tokens / 2
     alone_s = cost.step_s(StepWork(0, 0.0, 0, rows, rows * context))
     both_s = cost.step_s(StepWork(MANY * tokens, MANY * pairs, MANY, rows, rows * context))
     added_s = both_s - cost.step_s(StepWork(MANY * tokens, MANY * pairs, MANY, 0, 0))
-    return min(alone_s, added_s) / rows
+    return alone_s / rows, added_s / rows
 
 
 def prompt_s(profile: Profile, tokens: int, cached: int) -> float:
@@ -71,7 +74,7 @@ def prompt_s(profile: Profile, tokens: int, cached: int) -> float:
     return profile.cost.step_s(StepWork(MANY * tokens, MANY * pairs, MANY, 0, 0)) / MANY
 
 
-def _best_rows(trace: Sequence[Arrival], profile: Profile, slo: Slo) -> int:
+def best_rows(trace: Sequence[Arrival], profile: Profile, slo: Slo) -> int:
     """The largest decode batch of mean requests that memory, the node's limit and the TPOT target allow."""
     count = len(trace)
     context = sum(a.prompt_tokens + a.output_tokens / 2 for a in trace) / count if count else 1.0

@@ -23,7 +23,7 @@ KINDS = ("prefill", "decode", "both", "gone")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """told: what the run was given, as (name, value)."""
+    """told: what the run was given, as (name, value). devices: of all nodes; one may take several."""
 
     title: str
     told: tuple[tuple[str, str], ...]
@@ -31,6 +31,7 @@ class Run:
     rate: float
     results: Results
     timeline: Timeline
+    devices: float
 
     @property
     def summary(self) -> Summary:
@@ -42,6 +43,7 @@ def as_json(run: Run) -> dict[str, Any]:
     return {
         "told": dict(run.told),
         "rate": run.rate,
+        "devices": run.devices,
         "summary": asdict(run.summary),
         "busy": run.results.busy,
         "roles": [asdict(stay) for stay in run.timeline.stays()],
@@ -60,7 +62,11 @@ def run_page(run: Run) -> str:
     summary, slo = run.summary, run.slo
     figures = tiles(
         [
-            ("Goodput", f"{number(summary.goodput_rps)}/s", f"of {number(run.rate)}/s offered"),
+            (
+                "Goodput",
+                f"{number(summary.goodput_rps)}/s",
+                f"of {number(run.rate)}/s offered{_per_device(run)}",
+            ),
             ("Within targets", share(summary.attained), f"of {summary.requests:,} requests"),
             ("TTFT, P90", seconds(summary.ttft_s.p90), _target(slo.ttft_s)),
             ("TPOT, P90", seconds(summary.tpot_s.p90), _target(slo.tpot_s)),
@@ -78,6 +84,12 @@ def run_page(run: Run) -> str:
             section("Given", facts(run.told)),
         ],
     )
+
+
+def _per_device(run: Run) -> str:
+    if run.devices == len(run.results.busy):
+        return ""
+    return f", {number(run.summary.goodput_rps / run.devices)} per device"
 
 
 def _target(value: float | None) -> str:

@@ -13,8 +13,7 @@ from baton.cli.plan import plan
 from baton.cli.plan_run import Wanted
 from baton.cli.simulate import simulate
 from baton.cli.simulate_asked import Asked
-from baton.runtime.config import load_config
-from tests.cli.invoke import Cli, Done
+from tests.cli.invoke import Cli
 
 LIGHT = "--rate 5 --requests 20 --prompt-tokens 100-900 --output-tokens 5-9"
 TARGETS = "--ttft 0.5 --tpot 0.03"
@@ -43,6 +42,11 @@ def test_every_option_arrives() -> None:
             "simulate --rate 1 --decode 2 --prefill 0",
             "nodes: none is there for prompts: say --prefill or --both",
         ),
+        ("simulate --rate 1 --decode-profile abacus", "profile: no profile 'abacus'"),
+        (
+            "simulate --compare --rate 1 --ttft 1 --decode-profile smollm2-cpu",
+            "decode-profile: goes with a single run",
+        ),
         ("simulate --trace none.jsonl", "error: none.jsonl: no such file or directory\n"),
         ("simulate --trace none.json", "error: none.json: no such file or directory\n"),
         ("simulate --trace a.csv --trace b.csv", "trace: give one trace"),
@@ -51,6 +55,7 @@ def test_every_option_arrives() -> None:
         ("simulate --rate 1 --config none.yaml", "none.yaml"),
         ("plan --rate 1", "ttft: say targets"),
         ("plan --ttft 0.0001", "ttft: no profile meets the targets"),
+        ("plan --ttft 1 --profile llama-3.1-70b@h100 --gpus 2", "devices: 2 are too few"),
     ],
 )
 def test_wrong_usage_is_one_line(cli: Cli, line: str, message: str) -> None:
@@ -128,42 +133,29 @@ def test_a_burst_is_called_one_and_its_goodput_is_what_nodes_can_do(cli: Cli) ->
     assert 0.0 < found["summary"]["goodput_rps"] < 1 / prompt_s
 
 
-def planned(cli: Cli, out: Path, *more: str) -> Done:
-    line = f"{LIGHT} {TARGETS} --gpus 2 --candidates 1 --workers 1 --precision 0.5 -o {out}"
-    return cli("plan", *line.split(), *more)
+def test_a_run_of_nodes_of_several_devices_tells_goodput_per_device(cli: Cli) -> None:
+    pools = "--profile llama-3-70b@h100x2 --decode-profile llama-3-70b@h100x4 --prefill 2 --decode 1"
+    line = f"{LIGHT} --ttft 5 --tpot 0.1 {pools}"
+    found = json.loads(cli("simulate", "--json", *line.split()).out)
+    assert found["devices"] == 4 + 4
+    assert found["told"]["profile"] == "llama-3-70b@h100x2 and llama-3-70b@h100x4"
+    done = cli("simulate", *line.split())
+    assert f"{found['summary']['goodput_rps'] / 8:.3g} per device" in " ".join(done.out.split())
+    assert "per device" not in cli("simulate", *f"{LIGHT} {TARGETS}".split()).out
 
 
-def test_a_plan_is_a_deployment_s_file(cli: Cli, tmp_path: Path) -> None:
-    out = tmp_path / "deployment.yaml"
-    done = planned(cli, out, "--json", "--model", "/models/m")
-    assert done.code == 0
-    found = json.loads(done.out)
-    assert found["rate_per_device"] == pytest.approx(found["rate"] / 2)
-    assert found["rate"] < 2 / (500 * 2 * 8e9 / 1e15)  # prompts of 500 tokens, two H100 at their peak
-    config = load_config(out).resolved()
-    assert config.node_count == 2
-    assert config.model == "/models/m"
-    assert config.router.slo.ttft_s == 0.5
-    assert config.router.planner.enabled
-    text = out.read_text()
-    assert text.startswith("# ")
-    assert "TODO" not in text
-    assert "not served yet" in text
-    refused = cli("config", "check", str(out))
-    assert (refused.code, refused.out) == (2, "")
-    assert "'cuda:0' is not supported yet, only cpu" in refused.err
+def test_degrees_come_from_a_deployments_file_unless_the_profile_names_one(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text("prefill: {count: 1, tensor_parallel: 2}\ndecode: {count: 1, tensor_parallel: 8}\n")
 
+    def devices(name: str) -> float:
+        line = f"{LIGHT} --config {file} --profile {name}"
+        return json.loads(cli("simulate", "--json", *line.split()).out)["devices"]
 
-def test_a_plan_without_a_model_says_that_one_is_missing(cli: Cli, tmp_path: Path) -> None:
-    out = tmp_path / "deployment.yaml"
-    done = planned(cli, out, "--profile", "smollm2-cpu", "--ttft", "5", "--tpot", "1")
-    assert done.code == 0, done.err
-    assert "found in" in done.out
-    assert "# TODO: `model` is a placeholder for the folder that holds smollm2-cpu." in out.read_text()
-    assert load_config(out).model == "/path/to/smollm2-cpu"
-    assert "not served yet" not in out.read_text()
-    assert cli("config", "check", str(out)).code == 0
-
-
-def test_a_plan_s_help_speaks_of_plans(cli: Cli) -> None:
-    assert "--compare" not in cli("plan", "--help").out
+    assert devices("llama-3-70b@h100") == 2 + 8
+    assert devices("llama-3-70b@h100x4") == 4 + 4
+    done = cli("simulate", *f"{LIGHT} --config {file} --profile smollm2-cpu".split())
+    assert done.code == 2
+    assert "at degree 1 only, not 2" in done.err
+    file.write_text("prefill: {count: 1}\ndecode: {count: 1}\n")
+    assert devices("llama-3-70b@h100") == 4 + 4, "the model's usual degree"

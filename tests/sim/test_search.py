@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
 from baton.sim.experiments import search
 from baton.sim.experiments.compare import compare
 from baton.sim.experiments.compare_page import compare_page, table_rows
 from baton.sim.experiments.contenders import ABLATIONS, BATON, ORACLE, PUBLISHED
-from baton.sim.experiments.plan import layouts
 from baton.sim.experiments.point import Point, run_point
 from baton.sim.experiments.search import Search, bound_rate, highest_rate, likely
 from baton.sim.experiments.setting import MOST_REQUESTS, Setting, Split, setting_from
@@ -125,18 +123,6 @@ def test_a_table_of_a_small_comparison():
     assert len(head) == len(first)
     assert (first[0], second[0]) == ("Baton", "random")
     assert "× " in compare_page([table])
-
-
-def test_layouts_are_those_that_could_do_and_use_no_more_than_there_is():
-    trace = setting().arrivals
-    two = profile("llama-3.1-8b@h100x2")
-    found = layouts(trace, SLO, [PROFILE, two], 8)
-    assert all(layout.devices <= 8 for layout in found)
-    assert len({str(layout) for layout in found}) == len(found)
-    assert any(layout.decode is two for layout in found)
-    assert found[0].estimate == max(layout.estimate for layout in found)
-    with pytest.raises(InvalidArgument):
-        layouts(trace, Slo(ttft_s=0.001), [PROFILE], 8)
 
 
 def test_a_trace_becomes_a_setting_with_the_targets_of_its_kind(tmp_path):

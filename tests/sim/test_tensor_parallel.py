@@ -66,7 +66,7 @@ def test_all_reduces_take_what_was_measured(rows: int, published_s: float) -> No
     reduces = profile("llama-3-70b@h100", 4).cost
     assert isinstance(reduces, RooflineCost)
     assert reduces.reduces is not None
-    assert reduces.reduces.step_s(rows) / reduces.reduces.count == pytest.approx(published_s, rel=0.15)
+    assert reduces.reduces.step_s(rows) / reduces.reduces.count == pytest.approx(published_s, rel=0.1)
 
 
 def test_small_sums_take_one_shot_and_large_ones_two() -> None:
