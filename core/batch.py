@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.core.request import SamplingParams
+from baton.core.value import value
 
 
 class Row(NamedTuple):
@@ -41,7 +41,7 @@ class Row(NamedTuple):
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SharedPrefix:
     """Blocks that two rows or more have in common: the entries [start_block, end_block) of their block tables
     are the same ids. rows: indices in the batch, ascending. All of it lies before the first query of each."""
@@ -51,7 +51,7 @@ class SharedPrefix:
     end_block: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Batch:
     """Rows of one step, at most one per sequence. clear: blocks to zero before anything else is done.
 
@@ -72,7 +72,7 @@ class Batch:
         return bool(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenLogprobs:
     """Natural-log probabilities under the model's own distribution (before temperature and edits).
 
@@ -88,7 +88,7 @@ class TokenLogprobs:
 LOGPROB_FLOOR = -9999.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RowOutput:
     """token_id: None when the row did not sample. prompt_logprobs: one per prompt token whose predecessor
     was in this row (so the first prompt token never has one)."""
@@ -99,7 +99,7 @@ class RowOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepOutput:
     """One RowOutput per row, in the batch's order. duration_s: of the whole step; forward_s: of the
     model's forward alone (embedding to logits)."""

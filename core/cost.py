@@ -8,11 +8,12 @@ prior that is replaced as measurements come in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from baton.core.value import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class Estimate:
     """A prediction in seconds. sigma_s: standard deviation of the residuals seen so far."""
 

@@ -7,16 +7,17 @@ sequences, so an abort, a failure or a deadline in that time is only noted, and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from baton.core.batch import Row
 from baton.core.errors import BatonError, IllegalTransition
 from baton.core.node_effects import Key
 from baton.core.request import FinishReason
 from baton.core.sequence import Sequence
+from baton.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ending:
     """Why and how a sequence is to end. error: only with reason ERROR."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from baton.core.value import value
 
 
 class Role(Enum):
@@ -20,7 +21,7 @@ class Role(Enum):
         return self is not Role.PREFILL
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadReport:
     """State of one node at one instant of its own life. seq grows by one per report: older ones are stale.
 

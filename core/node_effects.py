@@ -5,16 +5,15 @@ Keys are (request id, attempt).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baton.core.batch import TokenLogprobs
 from baton.core.errors import BatonError
 from baton.core.request import FinishReason, Request
+from baton.core.value import value
 
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Started:
     """The prompt's computation began. cached_tokens: prompt tokens found in the prefix cache; fetched_tokens:
     of these, what another node lent for it."""
@@ -25,7 +24,7 @@ class Started:
     fetched_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokensOut:
     """New output tokens; index: output position of the first. To the router, at once."""
 
@@ -36,7 +35,7 @@ class TokensOut:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvReady:
     """Prefill: KV of positions [0, tokens) is in `blocks` (by position) and will not change."""
 
@@ -45,7 +44,7 @@ class KvReady:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prefilled:
     """Prefill: the prompt is done, its first token is out and did not end the request. The blocks stay until
     `PrefillScheduler.release(key)` (or `take(key)`, when decode goes on in place). output_ids: all output
@@ -58,7 +57,7 @@ class Prefilled:
     prefill_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ended:
     """The request is over on this node. It holds nothing here any more, but for prefill blocks that a
     hand-off may still read (they go with `PrefillScheduler.release`). error: only with reason ERROR.
@@ -79,7 +78,7 @@ NodeEffect = Started | TokensOut | KvReady | Prefilled | Ended
 # ---- hand-off sink (decode side); link: which prefill node's stream, transfer: its id there ---------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendTicket:
     """After the dirty blocks were cleared and the transport opened for (transfer, blocks)."""
 
@@ -89,20 +88,20 @@ class SendTicket:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendRefusal:
     link: str
     transfer_id: int
     error: BatonError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendCommitted:
     link: str
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendRevoke:
     """Ask the writer to stop and to answer `revoked`."""
 
@@ -110,7 +109,7 @@ class SendRevoke:
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fence:
     """Call transport.fence; when it returns True tell the sink `fenced`."""
 
@@ -118,7 +117,7 @@ class Fence:
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admit:
     """Committed: to DecodeScheduler.admit. computed: positions [0, computed) are in `blocks`. The request's
     output_ids hold the tokens sampled so far. router_id: as given with the reservation. keys: of the full
@@ -133,14 +132,14 @@ class Admit:
     keys: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropLink:
     """The link showed no life for a lease: close its stream. Its transfers were ended as for a lost link."""
 
     link: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FetchOver:
     """What another node was to lend for this prompt has come (tokens: how many, now in the prefix cache), or
     will not (0). To PrefillScheduler.fetch_over."""

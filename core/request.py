@@ -13,6 +13,7 @@ from enum import Enum
 
 from baton.core.errors import InvalidArgument, PromptTooLong
 from baton.core.slices import SLICE, slices
+from baton.core.value import value
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 1024
@@ -100,7 +101,7 @@ class Slo:
                 _check_number(f"slo.{name}", value, 0.0, math.inf, open_low=True)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """One sequence to be continued, as router and nodes see it. `n > 1` is n of these, made at the edge.
 

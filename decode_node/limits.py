@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.core.value import value
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
@@ -17,7 +19,7 @@ class DecodeLimits:
     priority_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DecodeStats:
     waiting: int  # committed or preempted, not in the batch
     running: int

@@ -18,15 +18,14 @@ complete from the start, and its commit makes it an ordinary part of the sink's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baton.core.errors import BatonError
 from baton.core.node_effects import Key
 from baton.core.request import Request
+from baton.core.value import value
 from baton.kv_transfer.writes import Write
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ticket:
     """Decode's permission to write.
 
@@ -40,7 +39,7 @@ class Ticket:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Loan:
     """The beginning of a prompt, for whoever asked for it. key: of its request. tokens: whole blocks of both.
     last_key: the prefix key of the last one, which stands for all that is before it (see core.prefix)."""
@@ -50,7 +49,7 @@ class Loan:
     last_key: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerPool:
     """What the source must know of the sink's pool to check a ticket and to aim writes."""
 
@@ -61,7 +60,7 @@ class PeerPool:
 # ---- effects of the source -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendReserve:
     """Ask for room. router_id: whom decode tells of the request's tokens."""
 
@@ -71,7 +70,7 @@ class SendReserve:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendOffer:
     """Ask for room for what the peer itself has asked for."""
 
@@ -80,7 +79,7 @@ class SendOffer:
     loan: Loan
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubmitWrite:
     """To the link's transport connection. Exactly one completion must come back, whatever happens."""
 
@@ -88,7 +87,7 @@ class SubmitWrite:
     write: Write
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelWrites:
     """Stop the transfer's queued and running writes (`Connection.cancel`); their completions still come."""
 
@@ -96,7 +95,7 @@ class CancelWrites:
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendCommit:
     """All of [0, tokens) is applied at the destination. output_ids: all output tokens so far."""
 
@@ -106,7 +105,7 @@ class SendCommit:
     output_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendAbandon:
     """The source's promise, unasked: no write of this transfer is under way or will come."""
 
@@ -114,7 +113,7 @@ class SendAbandon:
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendRevoked:
     """The same promise, in answer to a revoke."""
 
@@ -122,7 +121,7 @@ class SendRevoked:
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release:
     """No write reads the request's blocks any more, nor will: to PrefillScheduler.release. A transfer's last
     effect; exactly one per start."""
@@ -130,7 +129,7 @@ class Release:
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandedOff:
     """Decode has the request. transfer_s: from the prompt's end to decode's word. payload_bytes: sent."""
 
@@ -139,7 +138,7 @@ class HandedOff:
     payload_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TransferFailed:
     """This attempt cannot reach its decode node: to PrefillScheduler.fail. Release follows, now or later."""
 

@@ -9,6 +9,7 @@ from enum import Enum
 from baton.core.errors import BatonError, IllegalTransition, Unavailable
 from baton.core.node_effects import Key
 from baton.core.quick_enum import QuickEnum
+from baton.core.value import value
 from baton.kv_transfer.handoff import PeerPool, Ticket
 
 
@@ -59,7 +60,7 @@ class Promise(Enum):
     NOTHING = "nothing"  # the sink forgot it already, or the link is gone
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Span:
     """Tokens [start, end) and the blocks, on both sides, that they lie in; *_first: the first's position."""
 

@@ -33,6 +33,7 @@ from baton.core.node_effects import (
 )
 from baton.core.prefix import chain, root_key
 from baton.core.request import FinishReason, Request, check_token_ids
+from baton.core.value import value
 from baton.kv_transfer.handoff_reservation import Event, Reservation, State
 
 MAX_BLOCKED = 32  # a pump does not look further once so many did not fit: it runs at every step
@@ -53,7 +54,7 @@ class SinkLimits:
     priority_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SinkStats:
     waiting: int
     reserved: int  # tickets given, not yet committed

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
+from baton.core.value import value
 from baton.kv_transfer.layout import Part
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Write:
     """One piece of a transfer: tokens [start, end) from local blocks into the target's.
 
@@ -36,7 +36,7 @@ class Outcome(Enum):
     FAILED = "failed"  # not all applied, and nothing more will be written; see error
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Completion:
     """The end of one Write: exactly one per submit. seconds: from the first byte to the target's word."""
 

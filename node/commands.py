@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baton.core.errors import BatonError
 from baton.core.load import Role
 from baton.core.node_effects import Key
 from baton.core.request import Request
+from baton.core.value import value
 from baton.kv_transfer.handoff import Loan
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fetch:
     """KV of a new request's first tokens that another node is being asked for. lender: its link's name.
     patience_s: how long the request may wait for that once it could have begun."""
@@ -21,7 +20,7 @@ class Fetch:
     patience_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Add:
     """A new request. in_place: decode goes on here, no hand-off. deadline_s: on this node's clock."""
 
@@ -31,14 +30,14 @@ class Add:
     fetch: Fetch | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FetchFailed:
     """The other node will lend nothing for this request."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lend:
     """Another node wants what is cached here of a prefix, named by its keys; comes back as `core.Lent`. Held
     until ExportEnded."""
@@ -47,14 +46,14 @@ class Lend:
     keys: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AbortKeys:
     """End these requests wherever they are. The router asked: it is not told."""
 
     keys: tuple[Key, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fail:
     """The hand-off of this request cannot succeed: the attempt is over, the router is told why."""
 
@@ -62,7 +61,7 @@ class Fail:
     error: BatonError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExportEnded:
     """The hand-off of this request, or the loan, is over (done or given up) and no write reads its blocks any
     more."""
@@ -70,7 +69,7 @@ class ExportEnded:
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reserve:
     link: str
     transfer_id: int
@@ -78,7 +77,7 @@ class Reserve:
     router_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Offer:
     """KV that this node asked for."""
 
@@ -87,7 +86,7 @@ class Offer:
     loan: Loan
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit:
     link: str
     transfer_id: int
@@ -95,7 +94,7 @@ class Commit:
     output_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Abandon:
     """The writer promises to write no more of this transfer: by itself, or (revoked) because we asked."""
 
@@ -104,47 +103,47 @@ class Abandon:
     revoked: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fenced:
     link: str
     transfer_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkReturned:
     """A writer that had a link before said Hello again: all its earlier writes are over."""
 
     link: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkBeat:
     link: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LinkLost:
     link: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriterDead:
     """The process behind a link is gone: it can write no more."""
 
     link: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetRole:
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetDraining:
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Snapshot:
     """Ask for the keys of all findable blocks; comes back as `core.SnapshotOut` with the same token."""
 

@@ -9,7 +9,6 @@ decode scheduler  ◀──Admit── hand-off sink ◀── Reserve / Commit 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from baton.core.batch import Row, SharedPrefix, StepOutput
 from baton.core.cascade import CascadeCost, shared_prefixes
@@ -29,6 +28,7 @@ from baton.core.node_effects import (
     SinkEffect,
 )
 from baton.core.request import FinishReason
+from baton.core.value import value
 from baton.decode_node.scheduler import DecodeScheduler
 from baton.kv_transfer.handoff_sink import HandoffSink
 from baton.node import commands as cmd
@@ -39,13 +39,13 @@ from baton.prefill_node.fetch import Fetch
 from baton.prefill_node.scheduler import PrefillScheduler
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SnapshotOut:
     token: int
     keys: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lent:
     """What became of a Lend: blocks of the longest beginning that is cached here, or why there are none."""
 
@@ -54,12 +54,12 @@ class Lent:
     error: BatonError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvChange:
     events: KvEvents
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admitted:
     """A hand-off was committed: from here on this node tells router_id of the request."""
 
@@ -67,7 +67,7 @@ class Admitted:
     router_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Misbehaved:
     """A prefill node said something that makes no sense; its link is dropped."""
 
@@ -75,12 +75,12 @@ class Misbehaved:
     error: BatonError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadOut:
     load: LoadReport
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CoreLimits:
     """max_batch_tokens: of one step. max_running: decode rows of one step, as told to routers. cascade: what
     reading shared KV once costs; None: never do it. least_prompt_tokens: so many go into a step now and then,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.core.value import value
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
@@ -38,7 +40,7 @@ class PrefillLimits:
     late_wait_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefillStats:
     waiting: int
     running: int

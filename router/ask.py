@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from baton.core.model import Fingerprint
 from baton.core.request import Request, Slo
+from baton.core.value import value
 from baton.router.lenders import Lenders
 from baton.router.prefix_view import PromptChains
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """expected_output_tokens: a guess at what it will yet make. waited_s: since it arrived. lenders: None
     where nothing is fetched. lengths: how many tokens it may make in all, each as likely as the next; none

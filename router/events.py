@@ -6,16 +6,17 @@ failure comes back as an event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from baton.core.batch import TokenLogprobs
 from baton.core.errors import BatonError
 from baton.core.load import LoadReport, Role
 from baton.core.model import Fingerprint
 from baton.core.request import FinishReason, Request
+from baton.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeInfo:
     """A node as it registered. A restarted node is another incarnation."""
 
@@ -35,7 +36,7 @@ class NodeInfo:
 # ---- events ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrived:
     """A validated request. deadline_s: on the machine's clock; None: none."""
 
@@ -43,7 +44,7 @@ class Arrived:
     deadline_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cancelled:
     """The client went away, or a stop string was found (`reason` STOP): the request is over for the edge."""
 
@@ -51,19 +52,19 @@ class Cancelled:
     reason: FinishReason = FinishReason.CANCELLED
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeJoined:
     info: NodeInfo
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeReported:
     node_id: str
     incarnation: str
     load: LoadReport
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeLost:
     """Its attach stream or lease broke. Whatever it ran must run elsewhere."""
 
@@ -72,7 +73,7 @@ class NodeLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvChanged:
     """Keys that a node's prefix cache gained and lost; `reset`: forget what was known before."""
 
@@ -83,7 +84,7 @@ class KvChanged:
     reset: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefillStarted:
     request_id: str
     attempt: int
@@ -93,7 +94,7 @@ class PrefillStarted:
     fetched_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokensMade:
     """Tokens of one attempt; index: output position of the first, over all attempts."""
 
@@ -106,7 +107,7 @@ class TokensMade:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandedOff:
     """The prefill node is done with the request: decode has its KV."""
 
@@ -118,7 +119,7 @@ class HandedOff:
     transfer_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeFinished:
     request_id: str
     attempt: int
@@ -128,7 +129,7 @@ class NodeFinished:
     preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeFailed:
     """A node gave an attempt up (or refused the dispatch). Which codes to retry is the machine's rule."""
 
@@ -138,19 +139,19 @@ class NodeFailed:
     error: BatonError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorDrain:
     node_id: str
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorRole:
     node_id: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tick:
     """Nothing happened but time: sent at `next_wakeup()`."""
 
@@ -176,7 +177,7 @@ Event = (
 # ---- effects ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prediction:
     """Seconds expected for each leg at dispatch; compared with what was measured."""
 
@@ -198,7 +199,7 @@ class Prediction:
         return self.tpot_s + (self.transfer_s + self.decode_wait_s) / max(1.0, tokens - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fetch:
     """KV of a prompt's first `tokens` tokens, to be had from `node_id`. patience_s: how long the prompt waits
     for it at most, once it could have begun."""
@@ -208,7 +209,7 @@ class Fetch:
     patience_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dispatch:
     """Send the request to `prefill_node`, its KV to go to `decode_node` (may be the same)."""
 
@@ -219,7 +220,7 @@ class Dispatch:
     fetch: Fetch | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelOn:
     """Tell a node to end an attempt. Nothing is awaited."""
 
@@ -228,7 +229,7 @@ class CancelOn:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deliver:
     """New tokens for the client: in order, each index exactly once, whatever the nodes repeated or lost."""
 
@@ -239,7 +240,7 @@ class Deliver:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """Facts of a finished request for usage and timings; times are the machine's, None: never happened."""
 
@@ -260,7 +261,7 @@ class Outcome:
     preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Complete:
     """The request ended well (or was cancelled). A request's last effect; exactly one of Complete, Reject."""
 
@@ -269,7 +270,7 @@ class Complete:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reject:
     """The request ended with an error: shed, deadline, no node, or out of retries."""
 
@@ -278,19 +279,19 @@ class Reject:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetRole:
     node_id: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetDrain:
     node_id: str
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pair:
     """Two nodes that cannot work together, and why: told to both."""
 
@@ -299,7 +300,7 @@ class Pair:
     items: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Record:
     """A line for the decision log and metrics: what was decided, with its reasons in seconds."""
 

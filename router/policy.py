@@ -17,6 +17,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
+from baton.core.value import value
 from baton.router.ask import Ask
 from baton.router.events import Fetch, Prediction
 from baton.router.fetches import FetchLeg
@@ -93,13 +94,13 @@ class Why(Enum):
     HARMFUL = "harmful"  # it would cost others more than it gains: others may pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Blocked:
     why: Why
     items: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Choice:
     """gain: see Scored. late, slow: the chances that its first token is, that its tokens are. pairs: how many
     were compared. whole: no prefill node was left out for lack of room. fetch: see PrefillLeg."""

@@ -7,9 +7,9 @@ Nothing here goes over all nodes: groups of nodes that are alike are few (see bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 
+from baton.core.value import value
 from baton.router.ask import Ask
 from baton.router.board import Group
 from baton.router.nodes import Node, Registry
@@ -23,7 +23,7 @@ Allowed = Callable[[Node, Node], bool]
 Room = Callable[[Ask, Node], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Kind:
     """Groups of one kind of weights: any of their nodes may give KV to any other."""
 

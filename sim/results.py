@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.core.request import Slo
+from baton.core.value import value
 
 NO_SLO = Slo()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestResult:
     """Times in seconds since the run began, as the client saw them; None: never happened.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from baton.core.errors import InvalidArgument
 from baton.core.request import Slo
+from baton.core.value import value
 
 NO_SLO = Slo()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrival:
     """at_s: since the workload's start. prefix: ids of its leading blocks of `prefix_block` tokens; equal ids
     stand for equal tokens (the form of Mooncake's traces). The last block may reach past the prompt's end."""
