@@ -32,7 +32,8 @@ class BlockPool:
         if num_blocks < 2:
             raise ValueError(f"a pool needs at least 2 blocks, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._free: deque[int] = deque(range(1, num_blocks))
+        self._unused = 1  # it and all after it have not been handed out yet
+        self._free: deque[int] = deque()  # those that have come back
         self._refs: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._quarantined: set[int] = set()
@@ -44,7 +45,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return self.num_blocks - self._unused + len(self._free)
 
     @property
     def idle(self) -> int:
@@ -60,11 +61,12 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, each with one reference. OutOfBlocks if there are fewer: evict first."""
-        if count > len(self._free):
-            raise OutOfBlocks(f"{count} KV blocks wanted, {len(self._free)} free")
-        blocks = [self._free.popleft() for _ in range(count)]
-        for block in blocks:
-            self._refs[block] = 1
+        if count > self.free:
+            raise OutOfBlocks(f"{count} KV blocks wanted, {self.free} free")
+        blocks = list(range(self._unused, min(self._unused + count, self.num_blocks)))
+        self._unused += len(blocks)
+        blocks += [self._free.popleft() for _ in range(count - len(blocks))]
+        self._refs.update(dict.fromkeys(blocks, 1))
         return blocks
 
     def retain(self, blocks: Iterable[int]) -> None:
@@ -122,7 +124,8 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise AssertionError unless every block is in exactly one place."""
-        places = [list(self._free), list(self._refs), list(self._idle), list(self._quarantined)]
+        unused = list(range(self._unused, self.num_blocks))
+        places = [unused, list(self._free), list(self._refs), list(self._idle), list(self._quarantined)]
         seen = [block for place in places for block in place]
         assert len(seen) == len(set(seen)), "a block is in two places"
         assert set(seen) == set(range(1, self.num_blocks)), "a block is lost, or unknown"

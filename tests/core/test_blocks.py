@@ -105,6 +105,6 @@ def test_check_sees_what_is_wrong() -> None:
     with pytest.raises(AssertionError, match="two places"):
         pool.check()
     pool = BlockPool(3)
-    pool._free.pop()
+    pool._unused += 1
     with pytest.raises(AssertionError, match="lost"):
         pool.check()
