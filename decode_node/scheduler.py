@@ -148,23 +148,23 @@ class DecodeScheduler:
             most //= 2
         return max(1, most)
 
-    def complete_steps(self, tokens: Mapping[Key, Seq[int]]) -> list[NodeEffect]:
-        """As `complete` and `schedule` in turn, over steady steps: each sequence in flight gets its tokens,
-        as many as there were steps. Only the last of them may end it."""
+    def complete_steps(self, tokens: Seq[tuple[int, ...]]) -> list[NodeEffect]:
+        """As `complete` and `schedule` in turn, over steady steps: each sequence in flight, by row, gets its
+        tokens, as many as there were steps. Only the last of them may end it."""
         effects: list[NodeEffect] = []
-        kv, running = self._kv, self._residents.running
-        for row, ending in self._flight.land():
+        kv, running, size = self._kv, self._residents.running, self._kv.block_size
+        for (row, ending), new in zip(self._flight.land(), tokens, strict=True):
             assert ending is None, "something came from outside"
             key = row.seq
-            seq, new = running[key], tokens[key]
+            seq = running[key]
             have = len(seq.token_ids)
-            need = kv.blocks_for(have + len(new) - 1) - len(seq.blocks)
-            if need > 0:
-                seq.blocks.extend(kv.allocate(need))
+            if have + len(new) - 1 > len(seq.blocks) * size:
+                seq.blocks.extend(kv.allocate(kv.blocks_for(have + len(new) - 1) - len(seq.blocks)))
             seq.token_ids += new
             seq.computed += len(new)
-            seq.publish(kv, self._revision)
-            effects.append(TokensOut(key, have - row.prompt_len, tuple(new)))
+            if seq.computed // size > seq.published:
+                seq.publish(kv, self._revision)
+            effects.append(TokensOut(key, have - row.prompt_len, new))
             finish = finish_of(seq, new[-1], self._limits.max_model_len)
             if finish is not None:
                 effects.append(self._finish(seq, Ending(finish)))

@@ -10,13 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
-from baton.core.errors import (
-    BatonError,
-    DeadlineExceeded,
-    InvalidArgument,
-    ResourceExhausted,
-    Unavailable,
-)
+from baton.core.errors import BatonError, DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from baton.core.kvcache import KvCache
 from baton.core.node_effects import (
     Admit,
@@ -77,6 +71,7 @@ class HandoffSink:
         self._revision = revision
         self._numbers = count()
         self._all: dict[tuple[str, int], Reservation] = {}
+        self._waiting: dict[tuple[str, int], Reservation] = {}  # of them, those without a ticket
         self._beats: dict[str, float] = {}  # links with a live reservation -> last sign of life
         self._stale = 0
 
@@ -202,7 +197,7 @@ class HandoffSink:
 
         One that does not fit may be overtaken by smaller ones, but only so often.
         """
-        if not self._all:
+        if not self._waiting:
             return []
         effects: list[SinkEffect] = []
         granted = sum(one.state is State.GRANTED for one in self._all.values())
@@ -234,9 +229,9 @@ class HandoffSink:
             if any(one.link == link and one.live for one in self._all.values()):
                 effects.append(DropLink(link))
             effects += self.link_lost(now, link)
-        error = DeadlineExceeded("the deadline passed before the hand-off")
-        for one in list(self._all.values()):
-            if one.live and one.deadline_s is not None and one.deadline_s <= now:
+        for one in [one for one in self._all.values() if (d := one.deadline_s) is not None and d <= now]:
+            if one.live:
+                error = DeadlineExceeded("the deadline passed before the hand-off")
                 effects += self._refuse_or_revoke(one, error)
         return effects
 
@@ -246,19 +241,25 @@ class HandoffSink:
         """When `expire` is next due."""
         if not self._beats and not self._all:
             return None
-        leases = [beat_s + self._limits.lease_s for beat_s in self._beats.values()]
-        deadlines = [one.deadline_s for one in self._all.values() if one.live and one.deadline_s is not None]
-        return min(leases + deadlines, default=None)
+        due = [one.deadline_s for one in self._all.values() if one.deadline_s is not None and one.live]
+        if self._beats:
+            due.append(min(self._beats.values()) + self._limits.lease_s)
+        return min(due, default=None)
 
     @property
     def idle(self) -> bool:
         """No transfer is under way or in quarantine."""
         return not self._all
 
+    @property
+    def waits(self) -> bool:
+        """`pump` may find room for somebody."""
+        return bool(self._waiting)
+
     def stats(self) -> SinkStats:
         states = [one.state for one in self._all.values()]
         return SinkStats(
-            waiting=states.count(State.WAITING),
+            waiting=len(self._waiting),
             reserved=states.count(State.GRANTED),
             quarantined_transfers=states.count(State.QUARANTINED),
             stale=self._stale,
@@ -277,6 +278,7 @@ class HandoffSink:
             assert one.state is State.GRANTED or not one.cached, "cached blocks are held without a ticket"
             assert one.state is not State.WAITING or not one.fresh, "blocks are held without a ticket"
             assert not one.live or one.link in self._beats, "a link without a lease"
+            assert (one.state is State.WAITING) == (one_id in self._waiting), "not where it should be"
             quarantined += len(one.fresh) if one.state is State.QUARANTINED else 0
         assert quarantined == self._kv.pool.quarantined, "quarantined blocks nobody answers for"
 
@@ -289,7 +291,7 @@ class HandoffSink:
             return []
         if error := self._unfit(one.request):
             return [SendRefusal(one.link, one.transfer_id, error)]
-        self._all[one.id] = one
+        self._all[one.id] = self._waiting[one.id] = one
         self._beats.setdefault(one.link, one.arrived_s)
         return []
 
@@ -317,7 +319,7 @@ class HandoffSink:
             return InvalidArgument(f"needs more than {self._kv.pool.usable} KV blocks", field="prompt")
         if any(one.live and one.key == (request.id, request.attempt) for one in self._all.values()):
             return Unavailable("this attempt is reserved already")
-        if sum(one.state is State.WAITING for one in self._all.values()) >= self._limits.max_waiting:
+        if len(self._waiting) >= self._limits.max_waiting:
             return ResourceExhausted(f"{self._limits.max_waiting} hand-offs are waiting for decode")
         return None
 
@@ -337,8 +339,8 @@ class HandoffSink:
         return None
 
     def _queue(self) -> list[Reservation]:
-        waiting = (one for one in self._all.values() if one.state is State.WAITING)
         age = self._limits.priority_s
+        waiting = self._waiting.values()
         return sorted(waiting, key=lambda one: (one.arrived_s + one.request.priority * age, one.number))
 
     def _grant(self, one: Reservation, keep_blocks: int) -> bool:
@@ -353,6 +355,7 @@ class HandoffSink:
             return False
         one.cached, one.fresh = cached, kv.allocate(need)
         one.move(Event.GRANT)
+        del self._waiting[one.id]
         return True
 
     def _refuse_or_revoke(self, one: Reservation, error: BatonError) -> list[SinkEffect]:
@@ -365,7 +368,7 @@ class HandoffSink:
         was = one.state
         one.move(Event.GIVE_UP)
         if was is State.WAITING:
-            del self._all[one.id]
+            del self._all[one.id], self._waiting[one.id]
             return [self._ended(one)]
         self._kv.release(one.cached)
         one.cached = []
@@ -383,6 +386,7 @@ class HandoffSink:
 
     def _free(self, one: Reservation, was: State) -> None:
         del self._all[one.id]
+        self._waiting.pop(one.id, None)
         if was is State.QUARANTINED:
             self._kv.absolve(one.fresh)
         else:

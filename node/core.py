@@ -8,7 +8,7 @@ decode scheduler  ◀──Admit── hand-off sink ◀── Reserve / Commit 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from baton.core.batch import Row, SharedPrefix, StepOutput
 from baton.core.cascade import CascadeCost, shared_prefixes
@@ -211,8 +211,9 @@ class NodeCore:
         self._emit(now, self.decode.expire(now))
         self._end_unwanted_fetches(now)
         self._sunk(now, self.sink.expire(now))
-        keep = self.decode.headroom_blocks() + self.prefill.wanted_blocks()
-        self._sunk(now, self.sink.pump(now, keep))
+        if self.sink.waits:
+            keep = self.decode.headroom_blocks() + self.prefill.wanted_blocks()
+            self._sunk(now, self.sink.pump(now, keep))
 
     def next_wakeup(self) -> float | None:
         times = (self.prefill.next_wakeup(), self.decode.next_wakeup(), self.sink.next_wakeup())
@@ -280,10 +281,10 @@ class NodeCore:
         each, as long as no command comes and no sequence ends: a driver may take them together."""
         return 1 if self.prefill.busy else self.decode.steady_steps(most)
 
-    def complete_steps(self, tokens: Mapping[Key, Sequence[int]], seconds: Sequence[float]) -> None:
+    def complete_steps(self, tokens: Sequence[tuple[int, ...]], seconds: Sequence[float]) -> None:
         """Steady steps, one for each of `seconds`, ran: every row gets as many tokens. Only the last may end
         one."""
-        rows, context = len(self._rows), sum([row.context for row in self._rows])
+        rows, context = len(self._rows), sum([row.start + 1 for row in self._rows])
         self._changed = True
         self._steps += len(seconds)
         self._samples.add_steady(rows, context, seconds)

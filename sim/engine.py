@@ -13,10 +13,10 @@ from itertools import accumulate
 from random import Random
 
 from baton.core.batch import Row, RowOutput, StepOutput
-from baton.node.commands import Command
+from baton.node.commands import Command, Reserve
 from baton.node.core import NodeCore, Out
 from baton.sim.clock import Entry
-from baton.sim.cost import Line, StepWork
+from baton.sim.cost import StepWork
 from baton.sim.hub import Hub
 from baton.sim.sampling import run, token
 from baton.sim.spec import NodeSpec
@@ -48,6 +48,7 @@ class Engine:
         self._mail: list[Command] = []
         self._timer: Entry | None = None  # the next turn, or the end of what is under way
         self._timer_s = 0.0
+        self._look: Entry | None = None  # into the mail, between steps of a leap that goes on
         self._rows: tuple[Row, ...] = ()
         self._ends: list[float] = []  # of the steps under way
         self._seconds: list[float] = []
@@ -72,14 +73,18 @@ class Engine:
     def post(self, command: Command) -> None:
         """It is read at the next turn, which is now if no step is under way."""
         self._mail.append(command)
-        if self._ends:
-            self._cut()
-        else:
+        if not self._ends:
             self._wake(self._clock.now)
+        elif self._leaves_alone(command):
+            end_s = self._ends[bisect_left(self._ends, self._clock.now)]
+            if self._look is None and end_s < self._ends[-1]:
+                self._look = self._clock.at(end_s, self._read)
+        else:
+            self._cut(self._clock.now)
 
     def set_pace(self, pace: float) -> None:
         """Steps take so many times as long as the profile says, from the next one on."""
-        self._cut()
+        self._cut(self._clock.now)
         self._pace = pace
 
     def settle(self) -> None:
@@ -100,6 +105,7 @@ class Engine:
         self.settle()
         self._stopped = True
         self._clock.cancel(self._timer)
+        self._clock.cancel(self._look)
 
     # ---- turns -------------------------------------------------------------------------------------------
 
@@ -116,11 +122,8 @@ class Engine:
     def _turn(self) -> None:
         self._clock.cancel(self._timer)
         self._timer = None
-        self._hub.touched.add(self._node_id)
         core, now = self.core, self._clock.now
-        mail, self._mail = self._mail, []
-        for command in mail:
-            core.handle(now, command)
+        self._handle(now)
         wakeup = core.next_wakeup() if core.quiet else now
         if wakeup is not None and wakeup <= now:
             core.tick(now)
@@ -131,6 +134,31 @@ class Engine:
         self._flush()
         if not self._rows and (wakeup := core.next_wakeup()) is not None:
             self._wake(wakeup)
+
+    def _handle(self, now: float) -> None:
+        self._hub.touched.add(self._node_id)
+        mail, self._mail = self._mail, []
+        for command in mail:
+            self.core.handle(now, command)
+
+    def _leaves_alone(self, command: Command) -> bool:
+        """It can be read between steps of the leap, which takes what it takes all the same: room for a
+        hand-off, of which there is enough without anybody's giving way."""
+        core, kv = self.core, self.core.kv
+        if not isinstance(command, Reserve) or not self._plain or len(self._mail) > 1 or core.sink.waits:
+            return False
+        ahead = len(self._rows) * (MAX_LEAP // kv.block_size + 2) + core.decode.headroom_blocks()
+        return kv.blocks_for(command.request.prefill_tokens) + ahead <= kv.pool.free
+
+    def _read(self) -> None:
+        """A turn that leaves the leap alone, unless something becomes due in it."""
+        self._look = None
+        now = self._clock.now
+        self._handle(now)
+        self.core.tick(now)
+        if (wakeup := self.core.next_wakeup()) is not None:
+            self._cut(wakeup)
+        self._flush()
 
     def _depart(self, rows: tuple[Row, ...]) -> None:
         work = work_of(rows, self.core.decode_rows)
@@ -150,22 +178,26 @@ class Engine:
         """Seconds of as many decode steps, each over a token more of each row."""
         rows, pace = work.rows, self._pace
         contexts = range(work.context, work.context + steps * rows, rows)
+        noise = self._noise(steps)
         lines = self._cost.decode_lines(rows)
-        slowest_at = [max(lines, key=_at(context)) for context in (contexts[0], contexts[-1])]
-        if slowest_at[0] is slowest_at[1]:  # at both ends, so all the way
-            lines = (slowest_at[0],)
-        curves = [[fixed_s + each_s * context for context in contexts] for fixed_s, each_s in lines]
-        slowest = curves[0] if len(curves) == 1 else map(max, *curves)
-        return [step_s * pace * noise for step_s, noise in zip(slowest, self._noise(steps), strict=True)]
+        first, last = ([line[0] + line[1] * at for line in lines] for at in (contexts[0], contexts[-1]))
+        slowest = first.index(max(first))
+        if slowest == last.index(max(last)):  # at both ends, so all the way
+            fixed_s, each_s = lines[slowest]
+            return [(fixed_s + each_s * at) * pace * each for at, each in zip(contexts, noise, strict=True)]
+        curves = [[fixed_s + each_s * at for at in contexts] for fixed_s, each_s in lines]
+        return [step_s * pace * each for step_s, each in zip(map(max, *curves), noise, strict=True)]
 
     def _steady(self, rows: Sequence[Row]) -> int:
         """Steps until a sequence ends, or until the batch would change by itself."""
         left = min([row.sampling.seed - len(row.history) + row.prompt_len for row in rows])
         return self.core.steady_steps(min(left, MAX_LEAP)) if left > 1 else 1
 
-    def _cut(self) -> None:
-        """End the leap with the step under way."""
-        last = bisect_left(self._ends, self._clock.now) + 1
+    def _cut(self, when: float) -> None:
+        """End the leap with the step that is under way then."""
+        self._clock.cancel(self._look)
+        self._look = None
+        last = bisect_left(self._ends, when) + 1
         if last < len(self._ends):
             self._used(last - len(self._ends))
             del self._ends[last:], self._seconds[last:]
@@ -184,7 +216,7 @@ class Engine:
         seconds = self._seconds[:steps]
         self.busy_s = sum(seconds, self.busy_s)
         if self._plain:
-            self.core.complete_steps({row.seq: _run(row, steps) for row in self._rows}, seconds)
+            self.core.complete_steps([_run(row, steps) for row in self._rows], seconds)
             return
         outputs = tuple([RowOutput(row.seq, _token(row)) for row in self._rows])
         self.core.complete(self._clock.now, StepOutput(outputs, duration_s=seconds[0]))
@@ -208,11 +240,6 @@ def _factors(sigma: float) -> tuple[float, ...]:
     """What the times of steps are multiplied with, one after the other; a leap more than a turn of them."""
     turn = tuple(max(MIN_NOISE, 1.0 + sigma * deviate) for deviate in NORMAL)
     return turn + turn[:MAX_LEAP]
-
-
-def _at(context: int) -> Callable[[Line], float]:
-    """Seconds that a line says for so many tokens of context."""
-    return lambda line: line[0] + line[1] * context
 
 
 def _token(row: Row) -> int | None:

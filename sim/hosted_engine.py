@@ -39,7 +39,7 @@ class HostedEngine(Engine):
     def repace(self) -> None:
         if not self._ends:
             return
-        self._cut()
+        self._cut(self._clock.now)
         before, now, end_s = self._held_up, self._clock.now, self._ends[-1]
         self._held_up = self._beside.pace(self._kind, self._host.beside(self))
         later_s = now + (end_s - now) * (self._held_up / before)
