@@ -340,6 +340,7 @@ class RouterMachine:
         elif kind == "role":
             cluster.give_up_role(node, out)
         else:
+            state.timers.clear(("role", node_id))  # an operator may have named it after its loss
             state.registry.forget(node)
 
     def _pumped(self, now: float, out: list[Effect]) -> list[Effect]:

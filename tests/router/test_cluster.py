@@ -207,6 +207,17 @@ def test_operator_who_names_no_known_node_is_told() -> None:
             bench.step(event)
 
 
+def test_a_silent_node_is_forgotten_with_the_role_that_it_was_to_take() -> None:
+    bench = Bench(RouterConfig(lease_s=1.0, forget_s=0.5))
+    bench.join(node("b", Role.BOTH))
+    bench.run_until(bench.now + 2.2)
+    assert states(bench) == {"b": "lost"}
+    bench.step(OperatorRole("b", Role.PREFILL))
+    bench.run_until(bench.now + 2.0)
+    assert states(bench) == {}
+    assert bench.machine.next_wakeup() is None
+
+
 def test_lost_nodes_leave_the_view_in_the_end() -> None:
     bench = Bench(RouterConfig(forget_s=10.0))
     bench.join(node("b", Role.BOTH))

@@ -272,7 +272,8 @@ class World:
 
     def operate(self) -> None:
         node = self.pick_node()
-        if node is not None:
+        known = {status.info.node_id for status in self.machine.nodes(self.now)}  # not silent for too long
+        if node is not None and node.info.node_id in known:
             if self.dice.random() < 0.5:
                 self.step(OperatorDrain(node.info.node_id, self.dice.random() < 0.4))
             else:
