@@ -24,7 +24,7 @@ MAX_S, MAX_SIZE = 1e4, 1e15  # beyond, a sample is nonsense
 PRIOR_SIGMA = 0.5  # relative residual to be expected of the prior
 PRIOR_FACTOR = 300.0  # the prior is taken to be right within about this factor
 LEARNING = 8  # the first predictions tell of the prior, not of the node
-SETTLED, SOLVE_EVERY = 64, 8  # after so many samples, so many more move the parameters little
+SETTLED, SOLVE_EVERY = 64, 8  # after so many samples, so many more move the parameters little; before, fewer
 CLING = 1e-7  # weight of the last parameters against the data's, where the data leave a choice
 FLOOR_S = 1e-5  # shorter latencies weigh no more than this one
 
@@ -63,7 +63,7 @@ class Fit:
 
     @property
     def theta(self) -> Vector:
-        if self._unsolved and (self._unsolved >= SOLVE_EVERY or self.samples < SETTLED):
+        if self._unsolved and self._unsolved >= min(SOLVE_EVERY, self.samples * SOLVE_EVERY // SETTLED):
             self._solve()
         return self._theta
 
