@@ -98,8 +98,8 @@ class Board:
             if group is None or not group.suits(node):
                 group = self._move(node, group)
             group.place(node)
-            speed = node.prefill_share / node.cost.prefill_token_s() if node.may_prefill else None
-            self._set_speed(node, speed)
+            prefills = node in group.prefills
+            self._set_speed(node, node.prefill_share / node.cost.prefill_token_s() if prefills else None)
 
     def _move(self, node: Node, old: Group | None) -> Group:
         """To the group of its kind."""

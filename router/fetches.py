@@ -40,12 +40,13 @@ class FetchLeg(NamedTuple):
         return min(max(self.saved_s, LEAST_PATIENCE_S), MOST_PATIENCE_S)
 
 
-def best_fetch(ask: Ask, node: Node, alone: Alone) -> FetchLeg | None:
-    """The fetch after which the prompt is done first; None: computing all that is lacking is as fast."""
-    if ask.lenders is None or alone.compute_s <= MESSAGES_S:
+def best_fetch(ask: Ask, node: Node, lenders: list[tuple[Node, int]], alone: Alone) -> FetchLeg | None:
+    """The fetch after which the prompt is done first; None: computing all that is lacking is as fast.
+    lenders: as `Lenders.of` gives."""
+    if alone.compute_s <= MESSAGES_S:
         return None
     best: FetchLeg | None = None
-    for lender, tokens in ask.lenders.of(node.info.block_size, node.prefixes.revision):
+    for lender, tokens in lenders:
         if (
             tokens <= alone.cached
             or lender is node

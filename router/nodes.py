@@ -44,6 +44,7 @@ class Node:
         self.load = info.load
         self.number = number
         self._mark = mark
+        self._rows: int | None = None  # of decode; None: to be counted anew
         self.reported_s = now  # when it was last heard of
         self.loaded_s = now  # when `load` came
         self.health = Health.UP
@@ -61,6 +62,7 @@ class Node:
         self.prefixes = NodePrefixes(info.block_size, info.fingerprint.weights)
 
     def touch(self) -> None:
+        self._rows = None
         self._mark(self)
 
     @property
@@ -126,9 +128,11 @@ class Node:
     @property
     def decode_rows(self) -> int:
         """Requests that a newcomer's decode would share the node with."""
-        load = self.load
-        said = load.reserved + load.running + (0 if load.role is Role.BOTH else load.waiting)
-        return max(len(self.decode), said + self.decode.recent)
+        if self._rows is None:
+            load, ledger = self.load, self.decode
+            said = load.reserved + load.running + (0 if load.role is Role.BOTH else load.waiting)
+            self._rows = max(len(ledger), said + ledger.recent)
+        return self._rows
 
     @property
     def decode_load(self) -> float:

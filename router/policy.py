@@ -132,14 +132,15 @@ Leg = TypeVar("Leg", PrefillLeg, DecodeLeg)
 class Policy:
     """decode_rows: whether a decode node can take anybody at all; decode_room: this one in particular.
     decode_leg: its third argument is when, in seconds, the KV is expected to be there. pair: never less than
-    the costs of its legs. pick: gets the pairs within `tie_fraction`, or `tie_s`, of the cheapest."""
+    the costs of its legs, whose sum is the last argument. pick: gets the pairs within `tie_fraction`, or
+    `tie_s`, of the cheapest."""
 
     prefill_room: Filter
     decode_rows: Filter
     decode_room: Filter
     prefill_leg: Callable[[Ask, Node], PrefillLeg]
     decode_leg: Callable[[Ask, Node, float], DecodeLeg]
-    pair: Callable[[Ask, PrefillLeg, DecodeLeg], Scored]
+    pair: Callable[[Ask, PrefillLeg, DecodeLeg, float], Scored]
     pick: Picker
     tie_fraction: float = 0.0
     tie_s: float = 1e-9
@@ -206,7 +207,7 @@ class Policy:
                     break  # and so do all further ones
                 if may is not None and not may(prefill.node, decode.node):
                     continue
-                scored = self.pair(ask, prefill, decode)
+                scored = self.pair(ask, prefill, decode, prefill_s + decode_s)
                 compared += 1
                 if scored.score_s <= limit:
                     close.append(scored)

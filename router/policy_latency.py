@@ -67,8 +67,9 @@ class LatencyLegs:
         cached = ask.chains.matched_tokens(node.prefixes)
         queue_s = node.prefill_queue_s(ask.now)
         compute_s = cost.prefill_at(config.quantile, ask.request.prefill_tokens - cached, cached)
-        fetch = best_fetch(ask, node, Alone(cached, queue_s, compute_s, config.quantile))
-        wait_s = 0.0
+        fetch, wait_s = None, 0.0
+        if ask.lenders is not None and (lenders := ask.lenders.of(info.block_size, node.prefixes.revision)):
+            fetch = best_fetch(ask, node, lenders, Alone(cached, queue_s, compute_s, config.quantile))
         if fetch is not None:
             cached, compute_s, wait_s = fetch.tokens, fetch.compute_s, fetch.wait_s
         stall_s = 0.0
@@ -129,13 +130,9 @@ class LatencyLegs:
             for target_s, count in node.decode.targets.items()
         )
 
-    def pair(self, ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> Scored:
-        score_s = prefill.cost_s + decode.cost_s
-        if prefill.node is decode.node:
-            exposed_s = 0.0
-        else:
-            exposed_s = _exposed_s(ask, prefill, decode)
-            score_s += exposed_s
+    def pair(self, ask: Ask, prefill: PrefillLeg, decode: DecodeLeg, legs_s: float) -> Scored:
+        exposed_s = 0.0 if prefill.node is decode.node else _exposed_s(ask, prefill, decode)
+        score_s = legs_s + exposed_s
         slow = decode.slow
         if (target_s := ask.request.slo.tpot_s) is not None and exposed_s > 0.0:
             each_s = (decode.wait_s + exposed_s) / max(1.0, ask.expected_output_tokens - 1)

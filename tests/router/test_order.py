@@ -100,5 +100,5 @@ def test_the_shortlist_costs_little_against_looking_at_all() -> None:
     assert isinstance(choice, Choice)
     firsts = [policy.prefill_leg(ask, one) for one in prefills]
     seconds = [policy.decode_leg(ask, one, 0.0) for one in decodes]
-    best = min(policy.pair(ask, p, d).score_s for p in firsts for d in seconds)
+    best = min(policy.pair(ask, p, d, p.cost_s + d.cost_s).score_s for p in firsts for d in seconds)
     assert choice.score_s <= best * 1.05 + 0.01

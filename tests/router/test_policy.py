@@ -52,7 +52,12 @@ def test_exactly_the_pairs_close_to_the_cheapest_are_left(
     pairs = {(PREFILLS[p], DECODES[d]) for p, d in allowed}
     may = None if all_fit else (lambda p, d: (p, d) in pairs)
     ask = Ask(request("r"), 0.0, PromptChains((1,), ""), 8.0)
-    every = [policy.pair(ask, p, d) for p in prefills for d in decodes if may is None or may(p.node, d.node)]
+    every = [
+        policy.pair(ask, p, d, p.cost_s + d.cost_s)
+        for p in prefills
+        for d in decodes
+        if may is None or may(p.node, d.node)
+    ]
     close, compared = policy._cheapest(
         ask,
         sorted((leg.cost_s, leg.node.id, leg) for leg in prefills),
