@@ -124,9 +124,9 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise AssertionError unless every block is in exactly one place."""
-        unused = list(range(self._unused, self.num_blocks))
-        places = [unused, list(self._free), list(self._refs), list(self._idle), list(self._quarantined)]
-        seen = [block for place in places for block in place]
-        assert len(seen) == len(set(seen)), "a block is in two places"
-        assert set(seen) == set(range(1, self.num_blocks)), "a block is lost, or unknown"
+        places = [*self._free, *self._refs, *self._idle, *self._quarantined]
+        seen = set(places)
+        assert len(seen) == len(places), "a block is in two places"
+        assert max(seen, default=0) < self._unused <= self.num_blocks, "a block is in two places, or unknown"
+        assert seen == set(range(1, self._unused)), "a block is lost"
         assert all(count > 0 for count in self._refs.values()), "an owned block has no owner"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from baton.core.batch import Row
 
@@ -38,18 +38,21 @@ class StepSamples:
         self._decode.append((rows, context, (seconds,)))
 
     def take(self) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-        prefill, decode = tuple(self._prefill), tuple(_one_by_one(self._decode)[-KEEP:])
+        prefill, decode = tuple(self._prefill), tuple(_one_by_one(self._decode))
         self._prefill.clear()
         self._decode.clear()
         return prefill, decode
 
 
-def _one_by_one(steps: Iterable[Steps]) -> list[Sample]:
-    return [
-        (rows, context + number * rows, each_s)
-        for rows, context, seconds in steps
-        for number, each_s in enumerate(seconds)
-    ]
+def _one_by_one(steps: Sequence[Steps]) -> list[Sample]:
+    """The last KEEP of them."""
+    latest: list[Sample] = []
+    for rows, context, seconds in reversed(steps):
+        for number in range(len(seconds) - 1, -1, -1):
+            latest.append((rows, context + number * rows, seconds[number]))
+            if len(latest) == KEEP:
+                return latest[::-1]
+    return latest[::-1]
 
 
 def as_one_chunk(rows: Sequence[Row]) -> tuple[int, int]:

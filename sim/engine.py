@@ -216,7 +216,10 @@ class Engine:
         seconds = self._seconds[:steps]
         self.busy_s = sum(seconds, self.busy_s)
         if self._plain:
-            self.core.complete_steps([_run(row, steps) for row in self._rows], seconds)
+            self.core.complete_steps(
+                [run(len(row.history) - row.prompt_len, steps, row.sampling.seed) for row in self._rows],
+                seconds,
+            )
             return
         outputs = tuple([RowOutput(row.seq, _token(row)) for row in self._rows])
         self.core.complete(self._clock.now, StepOutput(outputs, duration_s=seconds[0]))
@@ -244,10 +247,6 @@ def _factors(sigma: float) -> tuple[float, ...]:
 
 def _token(row: Row) -> int | None:
     return token(len(row.history) - row.prompt_len, row.sampling.seed) if row.sample else None
-
-
-def _run(row: Row, steps: int) -> tuple[int, ...]:
-    return run(len(row.history) - row.prompt_len, steps, row.sampling.seed)
 
 
 def work_of(rows: Sequence[Row], decode_rows: int) -> StepWork:

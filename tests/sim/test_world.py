@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,18 @@ def test_leaps_change_nothing(seed: int) -> None:
     assert by_number(leapt.requests) == by_number(stepped.requests)
     assert leapt.busy == pytest.approx(stepped.busy)
     assert leapt.events < stepped.events
+
+
+def test_a_run_leaves_no_cycles() -> None:
+    """Long ones turn the collector off."""
+    world = World(cluster(2, 2, 1), 5, options=Options(checks=Checks(every=0)))
+    gc.collect()
+    gc.disable()
+    try:
+        world.run(arrivals(5, 40, rate=60.0))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_the_same_seed_gives_the_same_effects() -> None:
