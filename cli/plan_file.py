@@ -19,7 +19,8 @@ HOST_DEVICES = 8  # of the reference systems in sim/data/gpus.yaml
 
 
 def deployment(plan: Plan, slo: Slo, model: str | None) -> dict[str, Any]:
-    """Sections and keys of runtime.config. Roles change by themselves from what the plan begins with."""
+    """Sections and keys of runtime.config. Of nodes that are alike, roles change by themselves from what the
+    plan begins with."""
     layout = plan.best.layout
     targets = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s}
     sections, device = {}, 0
@@ -31,7 +32,7 @@ def deployment(plan: Plan, slo: Slo, model: str | None) -> dict[str, Any]:
         "router": {
             "slo": {name: value for name, value in targets.items() if value is not None},
             "admission": {"policy": plan.best.admission},
-            "planner": {"enabled": True},
+            "planner": {"enabled": layout.decode is None},
         },
         **sections,
     }
@@ -44,6 +45,8 @@ def opening(plan: Plan, model: str | None, command: str) -> list[str]:
     words = [
         f"{best.layout}: {number(best.rate)} requests/s, {number(best.per_device)} per device, simulated."
     ]
+    if best.layout.decode is not None:
+        words.append("Roles stay as they are: nodes of different kinds do not stand in for each other.")
     if model is None:
         words.append(f"TODO: `model` is a placeholder for the folder that holds {_model_of(kinds[0])}.")
     if any(kind.gpus > 1 for kind in kinds):
