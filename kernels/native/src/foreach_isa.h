@@ -4,7 +4,7 @@
 #define BATON_ISA avx2
 #define BATON_AVX512 0
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,bmi2")
+#pragma GCC target("avx2,fma,f16c,bmi2,prfchw")
 #include "simd.inl"
 namespace baton::BATON_ISA {
 #include BATON_SOURCE
@@ -16,7 +16,7 @@ namespace baton::BATON_ISA {
 #define BATON_ISA avx512
 #define BATON_AVX512 1
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#pragma GCC target("avx2,fma,f16c,bmi2,prfchw,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #include "simd.inl"
 namespace baton::BATON_ISA {
 #include BATON_SOURCE

@@ -12,10 +12,10 @@ static int64_t step_bytes(const IntWeight& weight) {
   return weight.kind == IntCodes::int8 ? Int8Codes::kStepBytes : Int4Codes::kStepBytes;
 }
 
-// How many of `units` equal pieces make a chunk, if all take so many cycles: less than 10 us are not worth sharing, and
+// How many of `units` equal pieces make a chunk, if all take so many cycles: less than 4 us are not worth sharing, and
 // chunks of 3 us even out what threads are held up.
 static int64_t chunk_size(int64_t units, double cycles) {
-  const auto chunks = cycles < 30e3 ? 1 : static_cast<int64_t>(cycles / 10e3);
+  const auto chunks = cycles < 12e3 ? 1 : std::max<int64_t>(2, static_cast<int64_t>(cycles / 10e3));
   return std::max<int64_t>(1, (units + chunks - 1) / chunks);
 }
 

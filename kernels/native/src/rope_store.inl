@@ -46,7 +46,7 @@ static void store_kv(const RopeStoreArgs& args, int64_t row, const float* kv) {
 
 static void rope_store(const RopeStoreArgs& args, Pool& pool) {
   const int64_t rows = *args.rows, dim = args.dim, width = (args.heads + 2 * args.kv_heads) * dim;
-  const int64_t together = std::max<int64_t>(1, 32768 / width);  // some 5 us
+  const int64_t together = std::max<int64_t>(1, 16384 / width);  // some 5 us
   pool.run((rows + together - 1) / together, [&](int64_t chunk) {
     const int64_t end = std::min(rows, (chunk + 1) * together);
     for (int64_t row = chunk * together; row < end; ++row) {
