@@ -28,10 +28,13 @@ class Queue:
         self.token_s = limits.token_s
 
     def sorted(self, jobs: Iterable[Job], now: float) -> list[Job]:
+        jobs = list(jobs)
+        if len(jobs) < 2:
+            return jobs
         if self._limits.order == "fcfs":
             return sorted(jobs, key=self._arrival)
         by_due = sorted(jobs, key=self._rank)
-        if len(by_due) < 2 or all(job.seq.request.slo.ttft_s is None for job in by_due):
+        if all(job.seq.request.slo.ttft_s is None for job in by_due):
             return by_due
         by_target = sorted(by_due, key=_target_s)
         work = ((job, Work(self._work_s(job), _target_s(job), job.seq.request.priority)) for job in by_target)

@@ -13,18 +13,18 @@ from baton.sim.clock import Entry
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """What both ends hold of it. alive: False once either end, or the network, broke it."""
+    """What both ends hold of it. alive: False once either end, or the network, broke it. link: the writer's
+    name, as the sink knows it."""
 
     source: str
     source_incarnation: str
     target: str
     target_incarnation: str
     alive: bool = True
+    link: str = field(init=False)
 
-    @property
-    def link(self) -> str:
-        """The writer's name, as the sink knows it."""
-        return f"{self.source}/{self.source_incarnation}"
+    def __post_init__(self) -> None:
+        self.link = f"{self.source}/{self.source_incarnation}"
 
 
 @dataclass(slots=True, eq=False)

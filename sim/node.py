@@ -28,7 +28,7 @@ from baton.core.request import Request
 from baton.kv_transfer.handoff_source import HandoffSource
 from baton.node import commands as cmd
 from baton.node.core import Admitted, KvChange, Lent, Misbehaved, Out
-from baton.router.events import Fetch, HandedOff, KvChanged
+from baton.router.events import Fetch, HandedOff, KvChanged, TokensMade
 from baton.sim.build import node_core, node_info, tried
 from baton.sim.engine import Engine
 from baton.sim.events import node_event
@@ -51,6 +51,7 @@ class SimNode:
     def __init__(self, hub: Hub, spec: NodeSpec, life: int, role: Role | None = None) -> None:
         self.hub = hub
         self.spec = spec
+        self.node_id = spec.node_id
         self.incarnation = f"{spec.node_id}.{life}"
         self.draining = False
         self.attached = True
@@ -93,10 +94,6 @@ class SimNode:
         for kind in (SendTicket, SendRefusal, SendCommitted, SendRevoke, Fence, DropLink):
             self._effects[kind] = self.importer.carry_out
         hub.flows.rates[spec.node_id] = spec.profile.nic_bytes_s
-
-    @property
-    def node_id(self) -> str:
-        return self.spec.node_id
 
     # ---- the router's calls --------------------------------------------------------------------------------
 
@@ -198,10 +195,8 @@ class SimNode:
     def _tell_held(self, key: Key) -> None:
         outs = self._held.pop(key, None)
         if outs:
-            ids = (
-                outs[0].token_ids if len(outs) == 1 else tuple(chain.from_iterable(o.token_ids for o in outs))
-            )
-            self._events.append(node_event(self.node_id, replace(outs[0], token_ids=ids)))
+            ids = tuple(chain.from_iterable([out.token_ids for out in outs]))
+            self._events.append(TokensMade(*key, self.node_id, outs[0].index, ids))
 
     def _admitted(self, out: Admitted) -> None:
         self.owners[out.key] = True
