@@ -280,3 +280,17 @@ def test_arrays_plan_as_lists_do() -> None:
         assert made.positions.tolist() == positions
         assert made.blocks.tolist() == blocks
         assert made.offsets.tolist() == [at % 4 for at in positions]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_many_sharers_are_cut_in_pieces(threads: int) -> None:
+    """The prefix of 90 rows is met by pieces of them, rows of 2 and of 3 tokens, fewer with more threads."""
+    lengths = [600 + i % 7 for i in range(90)]
+    rows = [(i, n - 2 - i % 2, 2 + i % 2) for i, n in enumerate(lengths)]
+    talk = Talk(lengths, prefix=592, block_size=16)
+    talk.run([[(i, 0, start) for i, start, _ in rows]])
+    want = talk.run([rows])
+    native.configure(threads)
+    got = talk.run([rows], share=True)
+    for i, start, _ in rows:
+        assert torch.equal(got[i][start:], want[i][start:]), i

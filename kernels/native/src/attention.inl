@@ -215,7 +215,7 @@ class ItemRun {
     Ahead& ahead = *tile_.ahead;
     const int64_t steps = q_stride_ / kStepBytes;
     ahead.pace(kTile / kLanes * (steps * kPackUnits + count * kExpUnits) + kTile / 4 * kFourUnits);
-    pack_keys(args_, slots, head, ahead, tile_codes_);
+    pack_keys(args_, slots, head, count, ahead, tile_codes_);
     pack_values(args_, slots, head, ahead, tile_codes_);
     for (int64_t i = 0; i < groups; ++i) {
       const int64_t begin = count * i / groups, end = count * (i + 1) / groups;

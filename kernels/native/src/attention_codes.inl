@@ -46,8 +46,9 @@ struct TileCodes {
 constexpr int kPackUnits = 64;
 constexpr int kFourUnits = 16;
 
-static void pack_keys(const AttentionArgs& args, const Slots& slots, int64_t head, Ahead& ahead, const TileCodes& to) {
-  by_sixteen<KvInt8>(args, slots, head, [&](int at, Vectors16 from, Nearer next) {
+static void pack_keys(const AttentionArgs& args, const Slots& slots, int64_t head, int64_t count, Ahead& ahead,
+                      const TileCodes& to) {
+  by_sixteen<KvInt8>(args, slots, head, count, [&](int at, Vectors16 from, Nearer next) {
     for (int64_t d = 0; d < args.head_dim; d += kStepBytes) {
       ahead.step(kPackUnits);
       next.step();

@@ -32,7 +32,7 @@ static void score_few_rows(const AttentionArgs& args, const Slots& slots, int64_
                            Ahead& ahead, float* scores) {
   const float* q[R];
   for (int r = 0; r < R; ++r) q[r] = queries[r].q;
-  by_sixteen<Kv>(args, slots, head, [&](int at, Vectors16 from, Nearer next) {
+  by_sixteen<Kv>(args, slots, head, R, [&](int at, Vectors16 from, Nearer next) {
     score_sixteen<Kv, R>(from, q, args.head_dim, ahead, next, scores + at);
   });
 }

@@ -173,6 +173,8 @@ class Vectors {
   bool in_place_;
 };
 
+constexpr int kNearerFrom = 3;  // queries of a KV head; fewer leave the processor time to do so by itself
+
 // Takes sixteen vectors from the second-level cache nearer, some at each step: vector after vector, as they lie in
 // memory, is faster than a line of each, then the next of each.
 class Nearer {
@@ -195,24 +197,25 @@ class Nearer {
   int taken_ = 0;
 };
 
-// f(at, keys [at, at + 16), what to take nearer meanwhile) for all of a head's keys of a tile.
+// f(at, keys [at, at + 16), what to take nearer meanwhile) for a head's keys of a tile, which so many queries meet.
 template <class Kv, class F>
-static inline void by_sixteen(const AttentionArgs& args, const Slots& slots, int64_t head, F&& f) {
+static inline void by_sixteen(const AttentionArgs& args, const Slots& slots, int64_t head, int64_t count, F&& f) {
   const Vectors<Kv> keys(args, slots, head, 0), values(args, slots, head, 1);
   const int64_t bytes = args.head_dim * Kv::kBytes, steps = (bytes + kStepBytes - 1) / kStepBytes;
   const int begin = slots.begin / kLanes * kLanes;
   VectorCopies copies;
-  Nearer(keys.lying(begin), bytes, 1).step();
+  const bool nearer = count >= kNearerFrom;
+  if (nearer) Nearer(keys.lying(begin), bytes, 1).step();
   for (int at = begin; at < slots.end; at += kLanes) {
     const Vectors16 next = at + kLanes < slots.end ? keys.lying(at + kLanes) : values.lying(begin);
-    f(at, keys.sixteen(at, copies), Nearer(next, bytes, steps));
+    f(at, keys.sixteen(at, copies), Nearer(nearer ? next : Vectors16{nullptr, 0}, bytes, steps));
   }
 }
 
 template <class Kv>
 static void load_keys(const AttentionArgs& args, const Slots& slots, int64_t head, float* to) {
   constexpr int64_t kElements = kStepBytes / Kv::kBytes;
-  by_sixteen<Kv>(args, slots, head, [&](int at, Vectors16 from, Nearer next) {
+  by_sixteen<Kv>(args, slots, head, kNearerFrom, [&](int at, Vectors16 from, Nearer next) {
     for (int64_t d = 0; d < args.head_dim; d += kElements) {
       next.step();
       float* column = to + d * kTile + at;

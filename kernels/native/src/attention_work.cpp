@@ -108,7 +108,8 @@ class Cutter {
       pieces += unit.segments();
       queries += unit.tokens() * args_.heads;
     }
-    const int64_t most = std::clamp<int64_t>(queries / (2 * threads_), kFewQueries, kSharedQueries);
+    // Segments and heads are shared out, too: splitting queries as well loads their keys again.
+    const int64_t most = std::clamp<int64_t>(queries * last_segment / (2 * threads_), kFewQueries, kSharedQueries);
     const bool by_head = pieces < 4 * threads_;
     for (int64_t segment = 0; segment < last_segment; ++segment) {
       for (int64_t i = begin; i < end;) {
@@ -116,16 +117,28 @@ class Cutter {
           ++i;
           continue;
         }
-        int64_t to = i + 1, run = work_.units[i].tokens() * group_;
-        while (to < end && sees(work_.units[to], segment) && shares(work_.units[to], segment)) {
-          const int64_t more = work_.units[to].tokens() * group_;
-          if (run + more > most) break;
-          run += more;
-          ++to;
+        int64_t to = i + 1, run = queries_of(i);
+        for (; to < end && sees(work_.units[to], segment) && shares(work_.units[to], segment); ++to) {
+          run += queries_of(to);
         }
-        add_run({i, to}, segment, by_head || run > kFewQueries);
+        add_runs({i, to}, run, most, segment, by_head);
         i = to;
       }
+    }
+  }
+
+  int64_t queries_of(int64_t unit) const { return work_.units[unit].tokens() * group_; }
+
+  // Units of so many queries in pieces of at most `most`, about equal ones.
+  void add_runs(Range units, int64_t queries, int64_t most, int64_t segment, bool by_head) {
+    int64_t pieces = (queries + most - 1) / most;
+    for (int64_t i = units.begin; i < units.end; --pieces) {
+      const int64_t share = pieces > 1 ? (queries + pieces - 1) / pieces : queries;
+      int64_t to = i + 1, run = queries_of(i);
+      for (; to < units.end && run + queries_of(to) <= share; ++to) run += queries_of(to);
+      add_run({i, to}, segment, by_head || run > kFewQueries);
+      queries -= run;
+      i = to;
     }
   }
 

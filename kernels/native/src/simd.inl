@@ -184,11 +184,11 @@ static inline F16 exp(F16 x) {
   p = fma(p, r, F16::set(1.6666665459e-1f));
   p = fma(p, r, F16::set(5.0000001201e-1f));
   p = fma(p, r * r, r + F16::set(1.0f));
-  const F16 y = scale2(p, n);
 #if BATON_AVX512
-  return {_mm512_mask_mov_ps(y.v, _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.3365478515625f), _CMP_LT_OQ),
-                             _mm512_setzero_ps())};
+  const __mmask16 some = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-87.3365478515625f), _CMP_NLT_UQ);
+  return {_mm512_maskz_scalef_ps(some, p.v, n.v)};
 #else
+  const F16 y = scale2(p, n);
   const __m256 floor = _mm256_set1_ps(-87.3365478515625f);
   return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, floor, _CMP_LT_OQ), y.lo),
           _mm256_andnot_ps(_mm256_cmp_ps(x.hi, floor, _CMP_LT_OQ), y.hi)};
