@@ -24,13 +24,13 @@ class CostPrior:
 
 
 class FittedCost:
-    """core.cost.CostModel, fitted from what a node reports."""
+    """core.cost.CostModel, fitted from what a node reports, or several (of_many)."""
 
-    def __init__(self, prior: CostPrior | None = None) -> None:
+    def __init__(self, prior: CostPrior | None = None, *, of_many: bool = False) -> None:
         prior = prior or CostPrior()
-        self._prefill = Fit(prior.prefill, (1.0, 256.0, 65536.0))
-        self._decode = Fit(prior.decode, (1.0, 8.0, 4096.0))
-        self._transfer = Fit(prior.transfer, (1.0, 2.0**20))
+        self._prefill = Fit(prior.prefill, (1.0, 256.0, 65536.0), of_many=of_many)
+        self._decode = Fit(prior.decode, (1.0, 8.0, 4096.0), of_many=of_many)
+        self._transfer = Fit(prior.transfer, (1.0, 2.0**20), of_many=of_many)
 
     def prefill_s(self, new_tokens: int, cached_tokens: int) -> Estimate:
         return self._prefill.predict((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)))
@@ -70,23 +70,61 @@ class FittedCost:
         each, per_token, per_pair = self._prefill.theta
         return (each + per_token * CHUNK_TOKENS + per_pair * (CHUNK_TOKENS**2 / 2)) / CHUNK_TOKENS
 
-    def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float) -> None:
-        self._prefill.observe((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)), seconds)
+    def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float, at_s: float = 0.0) -> None:
+        self._prefill.observe((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)), seconds, at_s)
 
-    def observe_decode_step(self, rows: int, context_tokens: int, seconds: float) -> None:
-        self._decode.observe((1.0, rows, context_tokens), seconds)
+    def observe_decode_step(self, rows: int, context_tokens: int, seconds: float, at_s: float = 0.0) -> None:
+        self._decode.observe((1.0, rows, context_tokens), seconds, at_s)
 
-    def observe_transfer(self, payload_bytes: int, seconds: float) -> None:
-        self._transfer.observe((1.0, payload_bytes), seconds)
+    def observe_transfer(self, payload_bytes: int, seconds: float, at_s: float = 0.0) -> None:
+        self._transfer.observe((1.0, payload_bytes), seconds, at_s)
 
-    def observe(self, load: LoadReport) -> None:
-        """The samples of one report."""
+    def observe(self, load: LoadReport, at_s: float = 0.0) -> None:
+        """The samples of one report. at_s: when they were taken, by the clock that `lean` goes by."""
         for new_tokens, cached_tokens, seconds in _some(load.prefill_samples, self._prefill):
-            self.observe_prefill(new_tokens, cached_tokens, seconds)
+            self.observe_prefill(new_tokens, cached_tokens, seconds, at_s)
         for rows, context_tokens, seconds in _some(load.decode_samples, self._decode):
-            self.observe_decode_step(rows, context_tokens, seconds)
+            self.observe_decode_step(rows, context_tokens, seconds, at_s)
         for payload_bytes, seconds in _some(load.transfer_samples, self._transfer):
-            self.observe_transfer(payload_bytes, seconds)
+            self.observe_transfer(payload_bytes, seconds, at_s)
+
+    def lean(self, peers: FittedCost, now: float, idle: tuple[bool, bool, bool]) -> None:
+        """Trust in what was measured fades where nothing is under way to tell: idle, by prefill, decode and
+        transfer."""
+        for mine, theirs, nothing in zip(self._fits, peers._fits, idle, strict=True):
+            if nothing:
+                mine.lean(theirs, now)
+            else:
+                mine.hold()
+
+    def try_prefill(self) -> None:
+        """A prompt is on its way there: until it tells, what was measured last counts."""
+        self._prefill.hold()
+
+    def try_decode(self) -> None:
+        self._decode.hold()
+
+    def try_transfer(self) -> None:
+        self._transfer.hold()
+
+    @property
+    def prefill_risk(self) -> float:
+        """The chance that prefill takes `prefill_excess` times as long as predicted, for whoever would be
+        late then: it is doubted that the node is as slow as it was, and others had better try. Usually 0."""
+        return self._prefill.risk
+
+    @property
+    def prefill_excess(self) -> float:
+        return self._prefill.excess
+
+    @property
+    def decode_risk(self) -> float:
+        """As `prefill_risk`."""
+        return self._decode.risk
+
+    @property
+    def decode_excess(self) -> float:
+        return self._decode.excess
 
     def as_prior(self) -> CostPrior:
         """What was learned, for a node of the same kind that has not reported yet."""

@@ -36,7 +36,7 @@ def report(state: State, node: Node, load: LoadReport, now: float, out: list[Eff
     if not node.report(load, now, state.config.report_lag_s):
         state.stale += 1
     else:
-        state.registry.learn(load)
+        state.registry.learn(node, now)
         if node.wanted_role is None:
             state.timers.clear(("role", node.id))
     if node.health is not Health.UP:

@@ -226,14 +226,18 @@ def _book(live: Live, choice: Choice, now: float) -> None:
     """The work is on the nodes from now on, as far as this router's figures of them go."""
     prefill, decode, prediction = choice.prefill, choice.decode, choice.prediction
     tokens, tpot_s = live.request.prefill_tokens, live.request.slo.tpot_s
+    prefill.cost.try_prefill()
+    decode.cost.try_decode()
     prefill.prefill.put(live.id, Work(prediction.prefill_s, tokens, seen_s=now))
     decode.decode.put(live.id, Work(0.0, tokens, decode.blocks_for(tokens + 1), tpot_s=tpot_s))
     if prefill is not decode:
         lacking = tokens - live.chains.matched_tokens(decode.prefixes)
         sends_s = prefill.cost.transfer_s(lacking * prefill.info.kv_bytes_per_token).mean_s
+        prefill.cost.try_transfer()
         prefill.sending_until_s = max(prefill.sending_until_s, now) + sends_s
         decode.receiving_until_s = max(decode.receiving_until_s, now) + sends_s
     if (fetch := choice.fetch) is not None:
+        fetch.lender.cost.try_transfer()
         fetch.lender.sending_until_s = max(fetch.lender.sending_until_s, now) + fetch.send_s
         prefill.receiving_until_s = max(prefill.receiving_until_s, now) + fetch.send_s
 

@@ -190,11 +190,18 @@ class Node:
             self.wanted_role = None
         self.prefill.reported(self.loaded_s, lag_s)
         self.decode.reported(self.loaded_s, lag_s)
-        self.cost.observe(load)
+        self.cost.observe(load, self.loaded_s)
         self.ttft_errors.forget_before(now - MEMORY_S)
         self.tpot_errors.forget_before(now - MEMORY_S)
         self.touch()
         return True
+
+    def lean_on(self, peers: FittedCost, now: float) -> None:
+        """What nothing under way will tell of: the longer ago it was measured, the more the node is taken for
+        one of its peers."""
+        idle = not self.prefill_requests, not self.decode_rows, self.sending_until_s <= now
+        self.cost.lean(peers, now, idle)
+        self.touch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +223,8 @@ class Registry:
         self._kv_types: Counter[str] = Counter()
         self.board = Board()
         self.holders: Holders[Node] = Holders()
-        self.average = FittedCost()  # over all nodes: where a newcomer's fit starts
+        self.average = FittedCost(of_many=True)  # over all nodes: where a newcomer's fit starts
+        self._by_kind: dict[Fingerprint, FittedCost] = {}  # where there are several
         self._taught: tuple[float, ...] = (0.5, 0.5, 0.5)  # as many of each kind nodes were last told of
 
     def __iter__(self) -> Iterator[Node]:
@@ -288,15 +296,29 @@ class Registry:
         self.block_sizes[info.block_size] += change
         self._kv_types[info.kv_dtype] += change
         self._kinds = +self._kinds  # without zeros
+        self._by_kind = {kind: cost for kind, cost in self._by_kind.items() if kind in self._kinds}
         self.block_sizes = +self.block_sizes
         self._kv_types = +self._kv_types
 
-    def learn(self, load: LoadReport) -> None:
-        """What all nodes are like on average; of many reports a few tell."""
+    def learn(self, node: Node, now: float) -> None:
+        """What its report says of all nodes, and they of it; of many reports a few tell."""
         self._reports += 1
+        peers = self._peers(node)
         if self._reports <= LEARN_ALL or self._reports % LEARN_EVERY == 0:
-            self.average.observe(load)
+            self.average.observe(node.load)
+            if peers is not self.average:
+                peers.observe(node.load)
             self._teach()
+        node.lean_on(peers, now)
+
+    def _peers(self, node: Node) -> FittedCost:
+        """What nodes of its kind are like on average."""
+        if len(self._kinds) <= 1:
+            return self.average
+        kind = node.info.fingerprint
+        if kind not in self._by_kind:
+            self._by_kind[kind] = FittedCost(self.average.as_prior(), of_many=True)
+        return self._by_kind[kind]
 
     def _teach(self) -> None:
         """Nodes without measurements are taken for average ones; what those are like is told them each time

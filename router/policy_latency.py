@@ -78,7 +78,10 @@ class LatencyLegs:
             compute_s /= node.prefill_share
         fixed_s, byte_s = cost.transfer_line(config.quantile)
         token_s = byte_s * info.kv_bytes_per_token
-        late = self._late(ask, node, ask.waited_s + queue_s + wait_s + compute_s)
+        before_s = ask.waited_s + queue_s + wait_s
+        late = self._late(ask, node, before_s + compute_s)
+        if risk := cost.prefill_risk:
+            late += risk * (self._late(ask, node, before_s + compute_s * cost.prefill_excess) - late)
         return PrefillLeg(
             node=node,
             queue_s=queue_s,
@@ -117,7 +120,10 @@ class LatencyLegs:
         slowdown_s = max(0.0, after - before)
         impact_s = config.decode_weight * expected * (tpot_s + rows * slowdown_s)
         harm = self._harm(node, before * factor, tpot_s) if rows else 0.0
-        slow = _slow(node.tpot_errors, ask.request.slo.tpot_s, tpot_s + wait_s / max(1.0, expected - 1))
+        waits_s, target_s = wait_s / max(1.0, expected - 1), ask.request.slo.tpot_s
+        slow = _slow(node.tpot_errors, target_s, tpot_s + waits_s)
+        if risk := cost.decode_risk:
+            slow += risk * (_slow(node.tpot_errors, target_s, tpot_s * cost.decode_excess + waits_s) - slow)
         miss_s = config.miss_s * (slow + harm)
         return DecodeLeg(node, wait_s, tpot_s, impact_s, tokens - cached, miss_s, slow, harm)
 

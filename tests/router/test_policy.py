@@ -167,7 +167,7 @@ def test_a_node_that_has_measurements_keeps_to_them() -> None:
     for seq, (measured, step_s) in enumerate([(one, 0.01), (other, 0.1)], start=2):
         report = load(Role.DECODE, seq=seq, decode_samples=((1, 8, step_s),) * 32)
         measured.report(report, 0.0, 0.0)
-        registry.learn(report)
+        registry.learn(measured, 0.0)
     assert one.cost.decode_mean_s(1, 8) == pytest.approx(0.01, rel=0.05)
     assert other.cost.decode_mean_s(1, 8) == pytest.approx(0.1, rel=0.05)
     assert third.cost.decode_mean_s(1, 8) == registry.average.decode_mean_s(1, 8)

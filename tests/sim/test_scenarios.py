@@ -68,6 +68,14 @@ def slow_node(watch: Transcript) -> Results:
 
 
 @scenario
+def recovered_node(watch: Transcript) -> Results:
+    """d1 takes eight times as long from 0.5 to 3 s: ten seconds after its last token it is tried again, and
+    found well."""
+    options = Options(faults=(Slow(0.5, "d1", 8.0), Slow(3.0, "d1", 1.0)))
+    return World(cluster(1, 2), 1, options=options, watch=watch).run(steady(30, 0.7, output=16))
+
+
+@scenario
 def dying_node(watch: Transcript) -> Results:
     """d0 dies while it decodes, p0 while it computes a prompt: what they had is done again."""
     options = Options(faults=(Kill(0.25, "d0", restart_s=0.3), Kill(0.404, "p0", restart_s=0.2)))
