@@ -40,7 +40,7 @@ Vector = tuple[float, ...]
 
 class Fit:
     """y = theta . x with theta >= 0. scale: a typical size of each x, for conditioning. of_many: samples come
-    from several nodes, so that some on end that are off are no change of pace."""
+    from several nodes, so that those far off tell of a node, not of a change of pace or of chance."""
 
     def __init__(
         self, prior: Vector, scale: Vector, forgetting: float = 0.99, *, of_many: bool = False
@@ -158,7 +158,7 @@ class Fit:
         self.samples += 1
         if abs(residual) >= SURPRISE:
             self._unsolved = SOLVE_EVERY
-        if self.samples > LEARNING:
+        if self.samples > LEARNING and not (self._of_many and abs(residual) >= SURPRISE):
             self._ratios.add(y, predicted)
 
     def _surprised(self, x: Vector, y: float, residual: float, at_s: float) -> tuple[float, float]:
