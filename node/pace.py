@@ -10,7 +10,7 @@ from baton.core.batch import Row
 from baton.core.fitted_cost import FittedCost
 from baton.node.samples import KEEP, Sample, as_one_chunk
 
-THIN_AFTER = 64  # steps measured, from which on every THIN_OUT-th tells enough
+THIN_AFTER = 64  # steps of a kind measured, from which on every THIN_OUT-th tells enough
 THIN_OUT = 8
 QUANTILE = 0.8  # so many of the steps are to keep the limit
 FEW = 16  # decode steps without prompts; as long as there were fewer, those with prompts must tell
@@ -24,7 +24,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._cost = FittedCost()
-        self._steps = 0
+        self._prompts = self._steps = 0  # steps of prompts alone, and those of decode
         self._alone = 0  # decode steps without prompts
         self._decoded: deque[Sample] = deque(maxlen=KEEP)
 
@@ -32,14 +32,15 @@ class Pace:
         """A step that ran. Of mixed ones, see `decode_part`."""
         if 0 < decode_rows < len(rows) or not rows:
             return
-        self._alone += decode_rows > 0
-        self._steps += 1
-        if not _tells(self._steps):
+        if not decode_rows:
+            self._prompts += 1
+            if _tells(self._prompts):
+                self._cost.observe_prefill(*as_one_chunk(rows), seconds)
             return
-        if decode_rows:
+        self._alone += 1
+        self._steps += 1
+        if _tells(self._steps):
             self._decoded.append((decode_rows, sum(row.context for row in rows), seconds))
-        else:
-            self._cost.observe_prefill(*as_one_chunk(rows), seconds)
 
     def decode_part(self, rows: Sequence[Row], decode_rows: int, seconds: float) -> Sample | None:
         """What decode took of a mixed step, by what its prompt tokens usually add; observed, too. None: other
@@ -90,5 +91,5 @@ class Pace:
 
 
 def _tells(step: int) -> bool:
-    """Whether the n-th step is worth a look."""
+    """Whether the n-th step of its kind is worth a look."""
     return step <= THIN_AFTER or step % THIN_OUT == 0

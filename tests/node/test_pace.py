@@ -155,3 +155,21 @@ def test_a_node_that_never_decodes_alone_learns_its_pace_all_the_same() -> None:
     assert sum(decode > 0 and not tokens for decode, tokens, _ in steps) == 0, "decode ran alone"
     late = [seconds for decode, _, seconds in steps[20:] if decode]
     assert sum(late) / len(late) < 0.2
+
+
+def test_rare_prompts_are_heard_among_many_steps_of_decode() -> None:
+    """What thins out the measurements of one kind of step leaves those of the other alone."""
+    node = Node()
+    node.slower = 4.0
+    node.add("talks", 8, max_tokens=200)
+    while node.core.has_work:
+        node.step()
+    for i, tokens in enumerate((300, 600, 900, 1200)):
+        node.add(f"p{i}", tokens, max_tokens=1)
+        node.step()
+    node.add("runs", 8, Slo(tpot_s=0.1))
+    node.step()
+    node.add("long", 2000)
+    _, tokens, seconds = node.step()
+    assert tokens > 100
+    assert seconds < 0.1 * 1.1
