@@ -8,6 +8,7 @@ next look at the board puts it where it belongs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from baton.core.model import Fingerprint
@@ -82,10 +83,15 @@ class Board:
         self.settle()
         return self._speeds
 
-    def next_free(self) -> float:
-        """When the first of the prefill nodes is free."""
-        groups = [group for group in self.groups() if len(group.prefills)]
-        return min([group.prefills.figure(next(iter(group.prefills))) for group in groups], default=0.0)
+    @property
+    def prefill_nodes(self) -> int:
+        """How many may prefill."""
+        return sum([len(group.prefills) for group in self.groups()])
+
+    def next_free(self, most: int) -> list[float]:
+        """When the prefill nodes are free: the first `most` of them, in order."""
+        each = [group.prefills for group in self.groups()]
+        return sorted([order.figure(node) for order in each for node in islice(order, most)])[:most]
 
     def settle(self) -> None:
         """Put what changed where it belongs. Each step of the machine ends with it, so that looking at the

@@ -109,11 +109,10 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
     """Dispatch from the queue, in order, until there is no room. Requests that wait for something of their
     own (a large room, a node that has not failed them) are passed by a few others, but not for ever."""
     queue, config = state.queue, state.config
+    board = state.registry.board
     if len(queue) > 1 or (newcomer is None and len(queue)):
-        board = state.registry.board
-        usual = board.prefill_speed * state.registry.average.prefill_token_s()  # as nodes of prompts alone
-        queue.triage(now, board.next_free(), usual)
-    if config.admission == "reject" and state.registry.board.next_free() > now:  # else it is tried below
+        queue.triage(now, board.next_free(len(queue)), _slower(state))
+    if config.admission == "reject" and board.next_free(1) > [now]:  # else it is tried below
         for late in queue.hopeless(now):
             if late is not newcomer:  # of whom a choice says more: a cached prefix, an idle node
                 turn_away(state, late, predicted_wait_s(state, late, now), now, out)
@@ -147,6 +146,13 @@ def pump(state: State, now: float, out: list[Effect], newcomer: Live | None = No
         elif verdict.why is Why.NO_ROOM and now - live.passed_since_s > config.starve_s and not live.avoid:
             return
         passed[live] = None
+
+
+def _slower(state: State) -> float:
+    """How many times a prompt's work it keeps a node, on average: nodes that decode have less time for it."""
+    board = state.registry.board
+    alone = board.prefill_speed * state.registry.average.prefill_token_s()  # as nodes of prompts alone
+    return board.prefill_nodes / max(0.1, alone)
 
 
 def _in_vain(state: State, live: Live, choice: Choice, now: float) -> bool:

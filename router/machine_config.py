@@ -25,7 +25,7 @@ class RouterConfig:
     aging_s: float = 5.0
     starve_s: float = 2.0  # a request passed over for that long lets nobody pass any more
     lookahead: int = 16  # how many requests that cannot run now others may pass
-    max_node_wait_s: float = 0.2
+    max_node_wait_s: float = 0.1
     max_node_requests: int = 256
     decode_slack: int = 2  # requests a decode node may have beyond its batch, so that slots never idle
     no_node_wait_s: float = 10.0

@@ -1,7 +1,7 @@
 """Requests that wait at the router, in the order in which they should go.
 
-By the latest start that lets the first token meet its target, and short prompts earlier, as a wait of
-PATIENCE times its own work puts any before all that come later; each level of priority counts `aging_s`.
+By the latest start that lets the first token meet its target; without one, a wait of PATIENCE times its own
+work puts any before all that come later. Each level of priority counts `aging_s`.
 Those that cannot meet their target any more, or whose giving up lets more others meet theirs (see
 core.lateness), wait behind all others, in the order of arrival: under overload the targets of most are met,
 not of none. They do not starve: having waited long enough they get a share of the work done.
@@ -10,7 +10,7 @@ not of none. They do not starve: having waited long enough they get a share of t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from baton.core.lateness import Job, given_up
@@ -91,16 +91,16 @@ class Pending:
             self._credit_s += share * live.work_s
         self._credit_s = min(max(self._credit_s, -60.0), 1.0)
 
-    def triage(self, now: float, start_s: float, machines: float) -> None:
-        """Tell those that wait in vain from the rest. start_s: when the first of the nodes is free; machines:
-        how many there are, by the work that they do."""
-        if not (self._by_slack and self._targets) or now - self._sorted_s < TRIAGE_EVERY_S:
+    def triage(self, now: float, free_s: Sequence[float], slower: float) -> None:
+        """Tell those that wait in vain from the rest. free_s: when each of the nodes is free, the first of
+        them; slower: so many times a prompt's work does it keep a node, which decodes besides."""
+        if not (self._by_slack and self._targets and free_s) or now - self._sorted_s < TRIAGE_EVERY_S:
             return
         self._sorted_s = now
         jobs = [
-            (live, Job(live.work_s, self._due_s(live), live.request.priority)) for live in self._soonest()
+            (live, Job(live.work_s, self._due_s(live), live.request.priority)) for live in self._in_order()
         ]
-        lost = given_up(jobs, max(now, start_s), max(0.1, machines))
+        lost = given_up(jobs, [max(now, when) for when in free_s], slower)
         for live, _ in jobs:
             if (live in lost) == (live in self._late):
                 continue
@@ -134,10 +134,10 @@ class Pending:
                 first = [oldest, *(live for live in first if live is not oldest)][:most]
         return first
 
-    def _soonest(self) -> list[Live]:
-        """By due date; the late ones too, as things may have become better."""
+    def _in_order(self) -> list[Live]:
+        """As they would go, the late ones among them: things may have become better."""
         some = list(islice(self._timely, MOST_SORTED)) + list(islice(self._late, MOST_SORTED))
-        return sorted(some, key=lambda live: (self._due_s(live), live.number))
+        return sorted(some, key=lambda live: (self._rank(live), live.number))
 
     def _due_s(self, live: Live) -> float:
         """When its first token should be out, with a margin: what is planned to be just in time is late."""
@@ -149,8 +149,10 @@ class Pending:
     def _rank(self, live: Live) -> float:
         if not self._by_slack:
             return self._arrival(live)
-        start_s = live.facts.arrived_s + PATIENCE * live.work_s
-        start_s = min(start_s, self._due_s(live) - live.work_s)
+        if live.due_s is None:
+            start_s = live.facts.arrived_s + PATIENCE * live.work_s
+        else:
+            start_s = self._due_s(live) - live.work_s
         return start_s + live.request.priority * self._config.aging_s
 
     def _arrival(self, live: Live) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from itertools import combinations, product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,8 +44,54 @@ def test_the_longest_goes_and_those_of_lower_priority_before() -> None:
 def test_without_a_due_date_nothing_is_given_up_but_its_work_counts() -> None:
     jobs = [("whenever", Job(5.0, math.inf)), ("soon", Job(2.0, 6.0))]
     assert given_up(jobs, 0.0) == {"soon"}
-    assert given_up(jobs, 0.0, machines=2) == set()
+    assert given_up(jobs, [0.0, 0.0]) == set()
 
 
 def test_what_is_too_late_even_alone_takes_nothing_from_others() -> None:
     assert given_up([("gone", Job(3.0, 2.0)), ("fine", Job(3.0, 3.0))], 0.0) == {"gone"}
+
+
+def test_each_machine_takes_whole_jobs_from_when_it_is_free() -> None:
+    """A job does not wait for its share of all that came before it, and not for what others do meanwhile."""
+    jobs = [("first", Job(1.5, 3.0)), ("second", Job(4.0, 4.0))]
+    assert given_up(jobs, [0.0, 0.0]) == set()
+    assert given_up(jobs, [0.0, 1.0]) == {"second"}
+    assert given_up(jobs, [0.0]) == {"second"}
+
+
+def test_a_job_that_is_given_up_leaves_its_own_machine_free() -> None:
+    jobs = [("long", Job(6.0, 6.0)), ("other", Job(5.0, 6.0)), ("short", Job(2.0, 3.0))]
+    assert given_up(jobs, [0.0, 0.0]) == {"long"}
+
+
+def test_nobody_is_given_up_for_one_that_is_late_all_the_same() -> None:
+    jobs = [("kept", Job(3.0, 9.0)), ("late", Job(2.0, 1.0))]
+    assert given_up(jobs, 0.0) == {"late"}
+    behind = [("kept", Job(3.0, 3.0)), ("next", Job(2.0, 5.0)), ("late", Job(2.5, 4.0))]
+    assert given_up(behind, 0.0) == {"late"}
+
+
+def test_machines_that_do_other_things_besides_are_busy_for_longer() -> None:
+    jobs = [("one", Job(2.0, 2.0)), ("two", Job(2.0, 5.0))]
+    assert given_up(jobs, 0.0, slower=1.5) == set()
+    assert given_up(jobs, 0.0, slower=2.0) == {"two"}
+
+
+@given(jobs_of, st.lists(st.integers(0, 5), min_size=1, max_size=3))
+def test_whoever_is_kept_can_be_in_time(pairs: list[tuple[int, int]], free: list[int]) -> None:
+    jobs = sorted(
+        (Job(float(work), float(due)) for work, due in pairs), key=lambda job: job.due_s - job.work_s
+    )
+    lost = given_up(enumerate(jobs), free)
+    kept = [job for i, job in enumerate(jobs) if i not in lost]
+    assert any(in_time(kept, places, free) for places in product(range(len(free)), repeat=len(kept)))
+
+
+def in_time(jobs: list[Job], places: tuple[int, ...], free: list[int]) -> bool:
+    """Whether all are, each on its machine."""
+    ends = [float(when) for when in free]
+    for job, place in zip(jobs, places, strict=True):
+        ends[place] += job.work_s
+        if ends[place] > job.due_s:
+            return False
+    return True

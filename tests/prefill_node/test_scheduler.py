@@ -361,9 +361,9 @@ def test_what_cannot_meet_its_target_goes_behind_what_still_can() -> None:
     """10 ms a step of 16 tokens: both long ones would make it alone, and the short ones only without them."""
     node = Node(blocks=200, token_s=0.01 / 16)
     for name in ("long a", "long b"):
-        node.add(name, 96, slo=Slo(ttft_s=0.1))
+        node.add(name, 96, slo=Slo(ttft_s=0.099))
     for i in range(4):
-        node.add(f"s{i}", 16, slo=Slo(ttft_s=0.1))
+        node.add(f"s{i}", 16, slo=Slo(ttft_s=0.099))
     order = order_of_first_tokens(node)
     assert order[:4] == ["s0", "s1", "s2", "s3"]
     assert sorted(order[4:]) == ["long a", "long b"]

@@ -97,7 +97,7 @@ def test_while_kv_of_several_types_is_about_nothing_is_fetched(extra: NodeInfo) 
 
 
 def test_only_nodes_that_serve_lend() -> None:
-    one = bench(node("e", Role.DECODE))
+    one = bench(node("e", Role.DECODE), config=RouterConfig(max_node_wait_s=1.0))
     one.step(OperatorDrain("d", True))
     assert asked(one).fetch is None
     one.step(OperatorDrain("d", False))

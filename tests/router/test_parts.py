@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.prefix import chain, root_key
+from baton.core.request import Slo
 from baton.router.ledger import Ledger, Work
 from baton.router.live import Live
 from baton.router.machine_config import RouterConfig
@@ -101,6 +104,32 @@ def test_pending_removes_from_the_middle() -> None:
     assert [live.id for live in pending] == ["b", "a"]
     assert lives[2] not in pending
     pending.check()
+
+
+def waiting(*works: tuple[str, float]) -> Pending:
+    """All came at once, and want their first token within a second."""
+    pending = Pending(RouterConfig(margin=0.0))
+    for name, work_s in works:
+        pending.push(Live(replace(request(name), slo=Slo(ttft_s=1.0)), 0.0, None), work_s, 0.0)
+    return pending
+
+
+def test_who_must_start_first_goes_first() -> None:
+    pending = waiting(("short", 0.1), ("long", 0.7), ("middle", 0.3))
+    assert [live.id for live in pending] == ["long", "middle", "short"]
+
+
+def test_the_queue_is_planned_on_the_nodes_as_they_become_free() -> None:
+    """Whole prompts on single nodes, each from when it is free: the second node's time does not add to the
+    first's."""
+    pending = waiting(("one", 0.7), ("two", 0.6), ("short", 0.2))
+    pending.triage(0.0, [0.0, 0.2], 1.0)
+    assert [live.id for live in pending] == ["one", "two", "short"]
+    pending.triage(1.0, [], 1.0)
+    assert not any(pending.is_late(live) for live in pending), "without nodes there is no telling"
+    pending = waiting(("one", 0.7), ("two", 0.6), ("short", 0.2))
+    pending.triage(0.0, [0.0, 0.5], 1.0)
+    assert {live.id for live in pending if pending.is_late(live)} == {"one"}
 
 
 def keys_of(tokens: range, block_size: int, salt: str = "") -> list[bytes]:
