@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from baton.runtime.config import ClusterConfig
 from tests.cli.invoke import Cli
@@ -19,8 +22,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(monkeypatch, capsys)
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    """Commands may set up logs, which would go on being written to this test's standard error."""
+    root = logging.getLogger()
+    known, handlers, level = structlog.get_config(), list(root.handlers), root.level
+    yield Cli(monkeypatch, capsys)
+    structlog.configure(**known)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture

@@ -51,8 +51,8 @@ def test_only_a_mixture_keeps_both_targets() -> None:
 
 
 def test_the_mixture_wins_where_all_of_two_could_serve_some() -> None:
-    """Of 13.9 ms per token sums take 12 on two devices: a few rows are left, of one device 200."""
-    field, plan = planned(Slo(0.098, 0.0139), 4, KINDS[:2])
+    """Of 13.84 ms per token sums take 12 on two devices: a row or two are left, of one device 200."""
+    field, plan = planned(Slo(0.098, 0.01384), 4, KINDS[:2])
     others = [layout for layout in field.layouts if not mixed(layout)]
     assert {tuple(kind.gpus for _, _, kind in layout.pools) for layout in others} >= {(2,), (2, 2)}
     assert mixed(plan.best.layout)
