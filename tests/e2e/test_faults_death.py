@@ -181,8 +181,11 @@ async def test_a_node_that_stands_still(world: World, name: str) -> None:
             assert other in (answer.timings.prefill_node, answer.timings.decode_node)
         await state_is(cluster, name, "lost", within_s=LOST_WITHIN_S)
         assert time.monotonic() - stopped_s < 2 * LOST_WITHIN_S
-        for stream in held:
-            assert (await stream.exact()).timings.retries == (1 if stream in caught else 0)
+        retries = [(await stream.exact()).timings.retries for stream in held]
+        if role == "decode":
+            assert retries == [int(stream in caught) for stream in held]
+        else:  # one was on the node; another that waited at the router goes elsewhere the first time
+            assert max(retries) == 1
     finally:
         cluster.signal(name, signal.SIGCONT)
     await cluster.up(*NODES)
