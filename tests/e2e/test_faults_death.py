@@ -81,8 +81,8 @@ async def test_a_prefill_node_dies_with_kv_in_flight(world: World) -> None:
                 waiting = asyncio.ensure_future(all_exact(cluster, world.long[1:], salt=salt))
                 await _reserved(cluster, 2)  # the third may wait at the router
                 cluster.signal("prefill-0", signal.SIGSTOP)
-            cluster.kill("prefill-0")
-            await gone.cancelled()
+                cluster.kill("prefill-0")
+                await gone.cancelled()  # before any other node may take it
             answers = await asyncio.wait_for(waiting, PATIENCE_S)
             assert any(answer.timings.retries for answer in answers), "nothing was in flight"
             assert {a.timings.prefill_node for a in answers if a.timings.retries} == {"prefill-1"}
