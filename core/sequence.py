@@ -100,7 +100,6 @@ def finish_of(sequence: Sequence, token_id: int, max_model_len: int) -> FinishRe
         return FinishReason.STOP
     if token_id in request.eos_token_ids and not sampling.ignore_eos:
         return FinishReason.STOP
-    tokens = len(sequence.token_ids)
-    if tokens - len(request.prompt_ids) >= request.max_tokens or tokens >= max_model_len:
+    if sequence.output_len >= request.output_limit(max_model_len):
         return FinishReason.LENGTH
     return None
