@@ -170,6 +170,7 @@ async def test_a_node_that_stands_still(world: World, name: str) -> None:
         else:
             await load_is(cluster, name, running=1)
         cluster.signal(name, signal.SIGSTOP)
+        there = (await cluster.node(name)).in_flight
     try:
         stopped_s = time.monotonic()
         await asyncio.sleep(0.2)  # what was on its way arrives; the lease is longer
@@ -184,7 +185,8 @@ async def test_a_node_that_stands_still(world: World, name: str) -> None:
         retries = [(await stream.exact()).timings.retries for stream in held]
         if role == "decode":
             assert retries == [int(stream in caught) for stream in held]
-        else:  # one was on the node; another that waited at the router goes elsewhere the first time
+        else:  # who waited at the router, not at the node, goes elsewhere the first time
+            assert 1 <= there <= sum(retries)
             assert max(retries) == 1
     finally:
         cluster.signal(name, signal.SIGCONT)
