@@ -54,7 +54,7 @@ class World:
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("routing")
-    model, reference = tiny(folder, max_position_embeddings=1024)
+    model, reference = tiny(folder, max_position_embeddings=4096)
     cases = [solid_case(reference, 5 + i, 30, prefix=[40 + i]) for i in range(10)]
     short = [solid_case(reference, 5 + i, 4, prefix=[80 + i]) for i in range(8)]
     streaming = solid_case(reference, 5, 150)
@@ -64,7 +64,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         model,
         prefill=2,
         decode=2,
-        engine={"num_blocks": 1200},
+        engine={"num_blocks": 4000},
         router={"registry_port": port, "advertise_host": RELAYED_HOST, "max_retries": 10},
         supervise={"max_restarts": 100, "backoff_s": 0.1},
     )
@@ -159,7 +159,7 @@ async def test_live_streams_stay_counted(world: World) -> None:
     Where newcomers go is the policy's choice, and is left to its own tests."""
     cluster = world.cluster
     undisturbed = await cluster.client.generate(
-        world.short[0].prompt, max_tokens=1000, temperature=0.0, ignore_eos=True
+        world.short[0].prompt, max_tokens=3000, temperature=0.0, ignore_eos=True
     )
     long = Case(world.short[0].prompt, Continuation(list(undisturbed.token_ids), [], 0.0))
     async with drained(cluster, "decode-1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
             cwd=ROOT,
             env={"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
         )
@@ -69,5 +71,5 @@ def child(*arguments: str) -> Iterator[Child]:
     try:
         yield started
     finally:
-        started.process.kill()
+        os.killpg(started.process.pid, signal.SIGKILL)  # and whoever it has started
         started.process.communicate()

@@ -41,7 +41,9 @@ def make_segments(directory: Path, nbytes: int) -> None:
     for _ in sys.stdin:
         if (pid := os.fork()) == 0:
             shared = SharedPool.create(nbytes, "someone", directory)
-            (directory / f"ready-{os.getpid()}").write_text(shared.path.name)
+            written = directory / f"written-{os.getpid()}"
+            written.write_text(shared.path.name)
+            written.rename(directory / f"ready-{os.getpid()}")  # whoever sees it can read all of it
             signal.pause()
         say({"pid": pid})
 
