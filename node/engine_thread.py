@@ -105,7 +105,7 @@ class EngineThread:
                 self._wake.wait(self._idle_s())
             commands = list(self._mail)
             self._mail.clear()
-        self.turn_started_s = time.monotonic()
+            self.turn_started_s = time.monotonic()
         return commands
 
     def _idle_s(self) -> float:

@@ -2,7 +2,7 @@
 
     async with inprocess(config(model, prefill=1, decode=2)) as cluster:
         answer = await cluster.client.generate(prompt, max_tokens=8, temperature=0.0)
-        cluster.nodes["decode-0"].core.check()
+        await cluster.settled()
 
 Real sockets, real shared memory, one engine thread per node. It starts in a fraction of a second, and a test
 can look into a node, or fill its pool with rubbish.
@@ -28,7 +28,7 @@ from baton.runtime.child import Ready, RouterStart
 from baton.runtime.client.aio import AsyncClient
 from baton.runtime.config import ClusterConfig
 from baton.runtime.launcher import node_start
-from tests.e2e.cluster import Deployment
+from tests.e2e.cluster import Deployment, eventually
 
 
 @dataclass
@@ -51,6 +51,15 @@ class Node:
     def steps(self) -> int:
         """Engine steps so far."""
         return self.core._steps
+
+    def checked(self) -> bool:
+        """Its books balance. Looked at between turns: False while the engine's thread is at work on them."""
+        engine = self.app._engine
+        with engine._wake:
+            resting = engine.turn_started_s is None
+            if resting:
+                self.core.check()
+        return resting
 
     def metric(self, name: str) -> float:
         """A counter's value, e.g. `vllm:prefix_cache_hits_total`."""
@@ -92,8 +101,11 @@ class InProcess(Deployment):
     async def settled(self, within_s: float = 2.0) -> None:
         """Nothing is left of any request, and every node's books balance."""
         await self.idle(within_s)
-        for node in self.nodes.values():
-            node.core.check()
+
+        async def at_work() -> str:
+            return ", ".join(name for name, node in self.nodes.items() if not node.checked())
+
+        await eventually(at_work, within_s)
         self.router.machine.check()
 
 
