@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -71,5 +72,6 @@ def child(*arguments: str) -> Iterator[Child]:
     try:
         yield started
     finally:
-        os.killpg(started.process.pid, signal.SIGKILL)  # and whoever it has started
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and none that it started is left
+            os.killpg(started.process.pid, signal.SIGKILL)
         started.process.communicate()
