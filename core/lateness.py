@@ -84,3 +84,26 @@ class Machines:
     def add(self, place: int, work_s: float) -> None:
         self._free_s[place] += work_s
         heapq.heappush(self._order, (self._free_s[place], place))
+
+
+class Share:
+    """Of all work, what goes to jobs that were given up, so that they do not starve.
+
+    share: of others' work. most_owed, most_saved: in the unit of `spend`; bounds, so that neither a burst of
+    jobs given up nor a long time without any is held against what comes next.
+    """
+
+    def __init__(self, share: float, *, most_owed: float, most_saved: float) -> None:
+        self._share = share
+        self._most_owed = most_owed
+        self._most_saved = most_saved
+        self._credit = 0.0
+
+    @property
+    def allows(self) -> bool:
+        """One of them may go before the others."""
+        return self._credit >= 0.0
+
+    def spend(self, work: float, *, given_up: bool) -> None:
+        credit = self._credit + (-work if given_up else self._share * work)
+        self._credit = min(max(credit, -self._most_owed), self._most_saved)

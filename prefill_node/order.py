@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable
 
 from baton.core.lateness import Job as Work
-from baton.core.lateness import given_up
+from baton.core.lateness import Share, given_up
 from baton.prefill_node.jobs import Job
 from baton.prefill_node.limits import PrefillLimits
 
 MOST_MOVED = 8  # more than fit into a step
+MOST_OWED, MOST_SAVED = 1e5, 1e4  # tokens, by and to those in vain
 MARGIN = 0.05  # of the time to a target is kept in hand where others go first
 
 
@@ -24,7 +25,7 @@ class Queue:
 
     def __init__(self, limits: PrefillLimits) -> None:
         self._limits = limits
-        self._credit_tokens = 0.0
+        self._share = Share(limits.late_share, most_owed=MOST_OWED, most_saved=MOST_SAVED)
         self.token_s = limits.token_s
 
     def sorted(self, jobs: Iterable[Job], now: float) -> list[Job]:
@@ -41,7 +42,7 @@ class Queue:
         lost = given_up(work, now)
         behind = sorted(lost, key=self._arrival)
         first = self._harmless([job for job in by_due if job not in lost], now)
-        if behind and self._credit_tokens >= 0.0 and now - behind[0].seq.arrived_s > self._limits.late_wait_s:
+        if behind and self._share.allows and now - behind[0].seq.arrived_s > self._limits.late_wait_s:
             return [behind[0], *first, *behind[1:]]
         return first + behind
 
@@ -68,11 +69,7 @@ class Queue:
 
     def spend(self, job: Job, tokens: int, now: float) -> None:
         """It gets so many in this step."""
-        if now + self._work_s(job) > _target_s(job):
-            self._credit_tokens -= tokens
-        else:
-            self._credit_tokens += self._limits.late_share * tokens
-        self._credit_tokens = min(max(self._credit_tokens, -1e5), 1e4)
+        self._share.spend(tokens, given_up=now + self._work_s(job) > _target_s(job))
 
     def _work_s(self, job: Job) -> float:
         return job.to_compute * self.token_s

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-from baton.core.lateness import Job, given_up
+from baton.core.lateness import Job, Share, given_up
 from baton.router.live import Live
 from baton.router.machine_config import RouterConfig
 from baton.router.order import Order
@@ -21,6 +21,7 @@ from baton.router.order import Order
 MOST_SORTED = 256  # of a longer queue only the first are looked at
 TRIAGE_EVERY_S = 0.01
 PATIENCE = 4.0
+MOST_OWED_S, MOST_SAVED_S = 60.0, 1.0  # of work, by and to those in vain
 
 
 class Pending:
@@ -34,7 +35,7 @@ class Pending:
         self._made = 0
         self._targets = 0  # requests here that have one for the first token
         self._sorted_s = -math.inf
-        self._credit_s = 0.0  # of work that the late ones may be given before the others
+        self._share = Share(config.late_share, most_owed=MOST_OWED_S, most_saved=MOST_SAVED_S)
         self._tokens = {True: 0, False: 0}  # prompt tokens of the timely, and of the late ones
 
     def __len__(self) -> int:
@@ -84,12 +85,7 @@ class Pending:
 
     def spend(self, live: Live) -> None:
         """It is sent: the late ones earn a share of what others get."""
-        share = self._config.late_share
-        if live in self._late:
-            self._credit_s -= live.work_s
-        else:
-            self._credit_s += share * live.work_s
-        self._credit_s = min(max(self._credit_s, -60.0), 1.0)
+        self._share.spend(live.work_s, given_up=live in self._late)
 
     def triage(self, now: float, free_s: Sequence[float], slower: float) -> None:
         """Tell those that wait in vain from the rest. free_s: when each of the nodes is free, the first of
@@ -128,7 +124,7 @@ class Pending:
     def heads(self, now: float, most: int) -> list[Live]:
         """The first `most` requests to try, in order."""
         first = list(islice(self, most))
-        if self._timely and self._late and self._credit_s >= 0.0:
+        if self._timely and self._late and self._share.allows:
             oldest = next(iter(self._late))
             if now - oldest.facts.arrived_s > self._config.late_wait_s:
                 first = [oldest, *(live for live in first if live is not oldest)][:most]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from itertools import combinations, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.lateness import Job, given_up
+from baton.core.lateness import Job, Share, given_up
 
 jobs_of = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), max_size=8)
 
@@ -95,3 +96,23 @@ def in_time(jobs: list[Job], places: tuple[int, ...], free: list[int]) -> bool:
         if ends[place] > job.due_s:
             return False
     return True
+
+
+def test_those_given_up_get_their_share_and_no_more() -> None:
+    share = Share(0.1, most_owed=60.0, most_saved=1.0)
+    got = {True: 0.0, False: 0.0}
+    for _ in range(1100):
+        given_up = share.allows
+        share.spend(2.0, given_up=given_up)
+        got[given_up] += 2.0
+    assert got[True] / got[False] == pytest.approx(0.1, rel=0.02)
+
+
+def test_neither_what_is_saved_nor_what_is_owed_grows_without_bound() -> None:
+    share = Share(0.1, most_owed=5.0, most_saved=1.0)
+    share.spend(1000.0, given_up=False)
+    share.spend(1.5, given_up=True)
+    assert not share.allows
+    share.spend(1000.0, given_up=True)
+    share.spend(51.0, given_up=False)
+    assert share.allows
