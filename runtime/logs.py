@@ -39,9 +39,17 @@ def configure_logs(config: LoggingConfig, process: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
         )
     )
+    handler.addFilter(_tells_of_trouble)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO))
+
+
+def _tells_of_trouble(record: logging.LogRecord) -> bool:
+    """gRPC calls it an error where a client left just as its call's status was to be sent: it is none."""
+    if record.exc_info is None or not record.name.startswith("grpc"):
+        return True
+    return "SendStatusFromServerOperation" not in str(record.exc_info[1])
 
 
 def _on_a_terminal(config: LoggingConfig) -> bool:

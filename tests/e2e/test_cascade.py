@@ -14,7 +14,7 @@ from tests.e2e.exact import QUIET, Case, all_exact, solid_case, tiny
 from tests.e2e.inprocess import InProcess, inprocess
 from tests.models import Reference, prompt_of
 
-NEW_TOKENS = 10
+NEW_TOKENS = 32  # so that answers that begin one after another meet
 MEETING_TOKENS = 64  # long enough for eight answers to meet
 WIDE = 2048  # of the middle layers, so that steps take as long as those of a real model
 

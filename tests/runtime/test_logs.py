@@ -11,6 +11,7 @@ import sys
 
 PROGRAM = """
 import logging, threading, structlog
+from grpc._cython.cygrpc import ExecuteBatchError
 from baton.runtime.config import LoggingConfig
 from baton.runtime.logs import configure_logs, request_context
 
@@ -20,6 +21,14 @@ early.info("hello", n=1)
 early.debug("detail")
 with request_context("r-1"):
     early.warning("inside")
+try:
+    raise ExecuteBatchError('Failed "execute_batch": (<grpc._cython.cygrpc.SendStatusFromServerOperation>,)')
+except ExecuteBatchError:
+    logging.getLogger("grpc._cython.cygrpc").exception("a client has left")
+try:
+    raise ExecuteBatchError('Failed "execute_batch": (<grpc._cython.cygrpc.SendMessageOperation>,)')
+except ExecuteBatchError:
+    logging.getLogger("grpc._cython.cygrpc").exception("no message")
 logging.getLogger("library").warning("from %s", "a library")
 thread = threading.Thread(target=lambda: early.info("from a thread"))
 thread.start(); thread.join()
@@ -46,13 +55,14 @@ def test_json_lines() -> None:
     assert [line["event"] for line in lines] == [
         "hello",
         "inside",
+        "no message",
         "from a library",
         "from a thread",
         "failed",
     ]
     assert all(line["process"] == "prefill-0" and line["timestamp"].endswith("Z") for line in lines)
-    assert [line.get("request_id") for line in lines] == [None, "r-1", None, None, None]
-    assert [line["level"] for line in lines] == ["info", "warning", "warning", "info", "error"]
+    assert [line.get("request_id") for line in lines] == [None, "r-1", None, None, None, None]
+    assert [line["level"] for line in lines] == ["info", "warning", "error", "warning", "info", "error"]
     assert "ZeroDivisionError" in json.dumps(lines[-1])
     assert "the prompt" not in text
 
