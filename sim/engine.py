@@ -2,6 +2,7 @@
 
 Steps whose batch stays the same are taken in one leap, to the end of a sequence or the next deadline. What
 comes meanwhile ends the leap with the step that is under way: there it is read, as it would be step by step.
+Tokens of a leap come together, at its end or when somebody looks.
 """
 
 from __future__ import annotations
@@ -151,8 +152,10 @@ class Engine:
         return kv.blocks_for(command.request.prefill_tokens) + ahead <= kv.pool.free
 
     def _read(self) -> None:
-        """A turn that leaves the leap alone, unless something becomes due in it."""
+        """A turn that leaves the leap alone, unless something becomes due in it. It finds what the steps
+        until then have brought: a block that they filled may be the newcomer's, too."""
         self._look = None
+        self.settle()
         now = self._clock.now
         self._handle(now)
         self.core.tick(now)

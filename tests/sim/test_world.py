@@ -6,7 +6,7 @@ import gc
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from baton.core.load import Role
@@ -65,16 +65,23 @@ def test_faults_break_no_invariant(seed: int, fenced: bool, timeout: bool) -> No
     assert len(results.requests) == 30
 
 
+def whole_ones(results: list[RequestResult]) -> list[RequestResult]:
+    """Without the time of the last token of those that failed."""
+    return [one if one.ok else replace(one, last_token_s=None) for one in by_number(results)]
+
+
 @few
 @given(seed=st.integers(0, 10**6))
+@example(seed=1460)  # a hand-off in the middle of a leap, of a prefix that the leap has just completed
 def test_leaps_change_nothing(seed: int) -> None:
+    """But for when the last token before a failure came: of a leap they come together."""
     plan = tuple(f for f in faults(seed, NAMES, seed % 5, 1.0) if not isinstance(f, Cancel))
     runs = []
     for leaps in (True, False):
         options = Options(checks=Checks(every=0, limit_s=120.0), leaps=leaps, faults=plan)
         runs.append(World(cluster(2, 2, seed % 2, detect_s=1.0), seed, options=options))
     leapt, stepped = (world.run(arrivals(seed, 40, rate=60.0)) for world in runs)
-    assert by_number(leapt.requests) == by_number(stepped.requests)
+    assert whole_ones(leapt.requests) == whole_ones(stepped.requests)
     assert leapt.busy == pytest.approx(stepped.busy)
     assert leapt.events < stepped.events
 
