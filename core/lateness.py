@@ -1,7 +1,8 @@
 """Which jobs to give up so that as few as possible are late.
 
 One machine, jobs with a length and a due date: go through them in order of due dates; whenever one would end
-too late, give up the longest so far. That leaves the fewest late jobs (J. M. Moore, "An n Job, One Machine
+too late, give up the longest so far; of equals the one that is due first, as the others have more time to
+spare for what was not foreseen. That leaves the fewest late jobs (J. M. Moore, "An n Job, One Machine
 Sequencing Algorithm for Minimizing the Number of Late Jobs", Management Science 15, 1968; the form with a
 heap is due to Hodgson). Serving by due date alone collapses under overload: each job waits just long enough
 to be late.
@@ -46,7 +47,7 @@ def given_up(jobs: Iterable[tuple[K, Job]], free_s: float | Sequence[float], slo
             continue
         less: list[tuple[int, float, int, K, int]] = []
         rank = (-job.priority, -job.work_s)
-        while machines.first_s + job.work_s > job.due_s and worst and worst[0][:2] < rank:
+        while machines.first_s + job.work_s > job.due_s and worst and worst[0][:2] <= rank:
             less.append(heapq.heappop(worst))
             machines.add(less[-1][4], slower * less[-1][1])
         if machines.first_s + job.work_s > job.due_s:  # for it all these would be given up in vain
