@@ -27,8 +27,9 @@ class LoadReport:
 
     waiting/running: requests. waiting_tokens: prompt tokens not yet prefilled; waiting_work: their attention,
     the sum over those prompts of tokens x (context before them + tokens / 2). blocks count KV blocks;
-    free includes idle cached ones. context_tokens: KV tokens the decode batch attends to. age_s: how
-    long before it was sent all this was so: what came since then is not in it, and time has passed.
+    free includes idle cached ones. context_tokens: KV tokens the decode batch attends to. arrived: ids of
+    requests whose prompts are in these figures, and were not in the report before. age_s: how long before it
+    was sent all this was so: what came since then is not in it, and time has passed.
     """
 
     seq: int
@@ -53,3 +54,4 @@ class LoadReport:
     ] = ()  # (new tokens, context tokens, seconds) since last
     decode_samples: tuple[tuple[int, int, float], ...] = ()  # (rows, context tokens, seconds) since last
     transfer_samples: tuple[tuple[int, float], ...] = ()  # (bytes, seconds) since last
+    arrived: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 MIN_INTERVAL_S = 0.02
 RETRY_S = 0.25
 KEEP_SAMPLES = 64
+KEEP_ARRIVED = 4096  # more at once are counted a little later
 
 
 class Announcer:
@@ -79,11 +80,13 @@ class _Router:
         self._prefill: deque[tuple[int, int, float]] = deque(maxlen=KEEP_SAMPLES)
         self._decode: deque[tuple[int, int, float]] = deque(maxlen=KEEP_SAMPLES)
         self._transfer: deque[tuple[int, float]] = deque(maxlen=KEEP_SAMPLES)
+        self._arrived: deque[str] = deque(maxlen=KEEP_ARRIVED)
 
     def changed(self, load: LoadReport) -> None:
         self._load, self._loaded_s = load, time.monotonic()
         self._prefill.extend(load.prefill_samples)
         self._decode.extend(load.decode_samples)
+        self._arrived.extend(load.arrived)
         self._news.set()
 
     def transferred(self, payload_bytes: int, seconds: float) -> None:
@@ -153,8 +156,10 @@ class _Router:
             prefill_samples=tuple(self._prefill),
             decode_samples=tuple(self._decode),
             transfer_samples=tuple(self._transfer),
+            arrived=tuple(self._arrived),
         )
         self._prefill.clear()
         self._decode.clear()
         self._transfer.clear()
+        self._arrived.clear()
         return load

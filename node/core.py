@@ -127,10 +127,10 @@ class NodeCore:
         self._outs: list[Out] = []
         self._samples = StepSamples()
         self._pace = Pace()
-        self._without_prompts = 0
-        self._steps = 0
+        self._steps = self._without_prompts = 0
         self._mixed = (-1.0, 0.0)  # when the last step with prompts ended, how long it took
         self._reports = 0
+        self._arrived: list[str] = []  # since the last report
         self._changed = True
 
     @property
@@ -308,6 +308,7 @@ class NodeCore:
         prefill, decode, sink = self.prefill.stats(), self.decode.stats(), self.sink.stats()
         self._reports += 1
         prefill_samples, decode_samples = self._samples.take()
+        arrived, self._arrived = tuple(self._arrived), []
         return LoadReport(
             seq=self._reports,
             role=self.role,
@@ -327,6 +328,7 @@ class NodeCore:
             steps=self._steps,
             prefill_samples=prefill_samples,
             decode_samples=decode_samples,
+            arrived=arrived,
         )
 
     def check(self) -> None:
@@ -347,6 +349,7 @@ class NodeCore:
         except BatonError as error:
             self._outs.append(Ended(key, FinishReason.ERROR, len(request.output_ids), error=error))
             return
+        self._arrived.append(request.id)
         if add.in_place:
             self._in_place.add(key)
 

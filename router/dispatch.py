@@ -234,7 +234,7 @@ def _book(live: Live, choice: Choice, now: float) -> None:
     tokens, tpot_s = live.request.prefill_tokens, live.request.slo.tpot_s
     prefill.cost.try_prefill()
     decode.cost.try_decode()
-    prefill.prefill.put(live.id, Work(prediction.prefill_s, tokens, seen_s=now))
+    prefill.prefill.put(live.id, Work(prediction.prefill_s, tokens, seen_s=now, sent_s=now))
     decode.decode.put(live.id, Work(0.0, tokens, decode.blocks_for(tokens + 1), tpot_s=tpot_s))
     if prefill is not decode:
         lacking = tokens - live.chains.matched_tokens(decode.prefixes)

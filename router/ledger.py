@@ -7,20 +7,23 @@ exactly as long as its attempt is on the node. So no way for a request to end ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One attempt's demand on a node. seconds: predicted work. seen_s: when the node came to know of it
-    (None: it does not yet), so that reports made well after that include it. tpot_s: its target, if any."""
+    """One attempt's demand on a node. seconds: predicted work. sent_s: it cannot begin before. seen_s: when
+    the node came to know of it (None: it does not yet), so that reports made well after that include it.
+    tpot_s: its target, if any."""
 
     seconds: float = 0.0
     tokens: int = 0
     blocks: int = 0
     seen_s: float | None = None
     tpot_s: float | None = None
+    sent_s: float = 0.0
 
 
 def _nothing() -> None:
@@ -36,6 +39,7 @@ class Ledger:
         self._entries: dict[str, Work] = {}
         self._working: dict[str, Work] = {}
         self._recent: dict[str, Work] = {}
+        self._freed_s = -math.inf
         self.seconds = 0.0
         self.recent_seconds = 0.0
         self.recent_tokens = 0
@@ -59,6 +63,21 @@ class Ledger:
     def recent(self) -> int:
         return len(self._recent)
 
+    def free_s(self, from_s: float) -> float:
+        """When what no report includes yet will be done by a node that is free for it from then on: one after
+        another, none before it was sent, or before what is known to have been done before it."""
+        from_s = max(from_s, self._freed_s)
+        for work in self._recent.values():
+            from_s = max(from_s, work.sent_s) + work.seconds
+        return from_s
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds of work that cannot have begun, as something before it is not done."""
+        if not self._recent or len(self._working) > len(self._recent):
+            return self.recent_seconds
+        return self.recent_seconds - next(iter(self._recent.values())).seconds
+
     def put(self, key: str, work: Work) -> None:
         assert key not in self._entries, f"{key} is on this node already"
         self._entries[key] = self._working[key] = self._recent[key] = work
@@ -76,8 +95,12 @@ class Ledger:
         if work is not None and work.seen_s is None:
             work.seen_s = now
 
-    def done(self, key: str) -> None:
+    def done(self, key: str, now: float) -> None:
         """The computation is over; the request is still on the node."""
+        self._freed_s = max(self._freed_s, now)
+        self._end(key)
+
+    def _end(self, key: str) -> None:
         work = self._working.pop(key, None)
         if work is not None:
             self.seconds = self.seconds - work.seconds if self._working else 0.0  # no rounding dust when idle
@@ -94,17 +117,20 @@ class Ledger:
             self.targets[work.tpot_s] -= 1
             if not self.targets[work.tpot_s]:
                 del self.targets[work.tpot_s]
-        self.done(key)
+        self._end(key)
 
     @property
     def tightest_s(self) -> float | None:
         """The least target of all entries."""
         return min(self.targets) if self.targets else None
 
-    def reported(self, now: float, lag_s: float) -> None:
-        """A report arrived: what the node knew `lag_s` ago is in it."""
+    def reported(self, now: float, lag_s: float, named: Sequence[str] = ()) -> None:
+        """A report arrived: what it names is in it, and what the node knew `lag_s` ago."""
         limit = now - lag_s
-        known = [k for k, w in self._recent.items() if w.seen_s is not None and w.seen_s <= limit]
+        known = dict.fromkeys(key for key in named if key in self._recent)
+        known |= dict.fromkeys(
+            key for key, work in self._recent.items() if work.seen_s is not None and work.seen_s <= limit
+        )
         for key in known:
             self._no_longer_recent(self._recent.pop(key))
         if known:

@@ -184,7 +184,7 @@ class RouterMachine:
         state = self._state
         prefill, decode = state.node(attempt.prefill_id), state.node(attempt.decode_id)
         if prefill is not None:
-            prefill.prefill.done(live.id)
+            prefill.prefill.done(live.id, now)
             prefill.learn_ttft(now - attempt.dispatched_s, attempt.prediction.ttft_s, now)
         if decode is not None:
             decode.decode.see(live.id, now)

@@ -21,6 +21,7 @@ from baton.router.prefix_view import NodePrefixes, PromptChains
 LEARN_ALL, LEARN_EVERY = 256, 8
 LEAST_SHARE = 0.1  # of a step goes to prompts, however tight decode's targets are
 MEMORY_S = 60.0  # older requests tell nothing of how far predictions are off: the load may be another
+UNNAMED_S = 0.25  # a prompt was sent this long before: it is in a report that does not name it, too
 OVERHEAD_S = 0.005  # of messages: no prediction of a first token is better than that
 
 
@@ -100,7 +101,7 @@ class Node:
         load, reported_s = self.load, 0.0
         if load.waiting_tokens:
             reported_s = self.cost.queue_s(load.waiting_tokens, load.waiting_work) / self.prefill_share
-        return self.loaded_s + reported_s + self.prefill.recent_seconds
+        return self.prefill.free_s(self.loaded_s + reported_s)
 
     @property
     def prefill_share(self) -> float:
@@ -114,7 +115,7 @@ class Node:
 
     def prefill_queue_s(self, now: float) -> float:
         """Predicted seconds of prompt work ahead of a newcomer."""
-        return max(self.prefill.recent_seconds, self.prefill_free_s - now)
+        return max(self.prefill.behind_s, self.prefill_free_s - now)
 
     @property
     def idle(self) -> bool:
@@ -188,7 +189,7 @@ class Node:
         self.full = False
         if self.wanted_role is load.role:
             self.wanted_role = None
-        self.prefill.reported(self.loaded_s, lag_s)
+        self.prefill.reported(self.loaded_s, UNNAMED_S, load.arrived)
         self.decode.reported(self.loaded_s, lag_s)
         self.cost.observe(load, self.loaded_s)
         self.ttft_errors.forget_before(now - MEMORY_S)

@@ -16,6 +16,7 @@ from baton.runtime.codec import role_from_proto, role_to_proto
 
 MAX_DIGEST_CHARS = 1024
 MAX_SAMPLES = 4096
+MAX_ARRIVED = 65536
 MAX_EOS_IDS = 1024
 MAX_ADDRESS_CHARS = 512
 
@@ -173,6 +174,7 @@ def load_to_proto(load: LoadReport) -> pb.LoadReport:
         decode_samples=_samples_to_proto(load.decode_samples),
         transfer_samples=[pb.CostSample(x=x, seconds=s) for x, s in load.transfer_samples[-MAX_SAMPLES:]],
         age_s=load.age_s,
+        arrived=load.arrived[-MAX_ARRIVED:],
         **{name: getattr(load, name) for name in _LOAD_COUNTS},
     )
 
@@ -181,6 +183,7 @@ def load_from_proto(msg: pb.LoadReport) -> LoadReport:
     """InvalidArgument: unknown role, times that are not finite, more free blocks than there are."""
     for name in ("prefill_samples", "decode_samples", "transfer_samples"):
         checks.count(f"load.{name}", getattr(msg, name), MAX_SAMPLES)
+    checks.count("load.arrived", msg.arrived, MAX_ARRIVED)
     checks.whole("load.blocks_free", msg.blocks_free, 0, msg.blocks_total)
     return LoadReport(
         role=role_from_proto(msg.role),
@@ -190,6 +193,7 @@ def load_from_proto(msg: pb.LoadReport) -> LoadReport:
             (x, s) for x, _, s in _samples_from_proto("load.transfer_samples", msg.transfer_samples)
         ),
         age_s=checks.finite("load.age_s", msg.age_s),
+        arrived=tuple(msg.arrived),
         **{name: getattr(msg, name) for name in _LOAD_COUNTS},
     )
 

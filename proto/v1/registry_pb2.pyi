@@ -195,6 +195,7 @@ class LoadReport(_message.Message):
     TRANSFER_SAMPLES_FIELD_NUMBER: _builtins.int
     WAITING_WORK_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     role: _common_pb2.Role.ValueType
     draining: _builtins.bool
@@ -220,6 +221,10 @@ class LoadReport(_message.Message):
     def decode_samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___CostSample]: ...
     @_builtins.property
     def transfer_samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___CostSample]: ...
+    @_builtins.property
+    def arrived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Requests whose prompts are in these figures, and were not in the report before."""
+
     def __init__(
         self,
         *,
@@ -243,10 +248,11 @@ class LoadReport(_message.Message):
         transfer_samples: _abc.Iterable[Global___CostSample] | None = ...,
         waiting_work: _builtins.int = ...,
         age_s: _builtins.float = ...,
+        arrived: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "block_size", b"block_size", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "context_tokens", b"context_tokens", "decode_samples", b"decode_samples", "draining", b"draining", "exporting", b"exporting", "max_running", b"max_running", "prefill_samples", b"prefill_samples", "quarantined", b"quarantined", "reserved", b"reserved", "role", b"role", "running", b"running", "seq", b"seq", "steps", b"steps", "transfer_samples", b"transfer_samples", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waiting_work", b"waiting_work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "arrived", b"arrived", "block_size", b"block_size", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "context_tokens", b"context_tokens", "decode_samples", b"decode_samples", "draining", b"draining", "exporting", b"exporting", "max_running", b"max_running", "prefill_samples", b"prefill_samples", "quarantined", b"quarantined", "reserved", b"reserved", "role", b"role", "running", b"running", "seq", b"seq", "steps", b"steps", "transfer_samples", b"transfer_samples", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens", "waiting_work", b"waiting_work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

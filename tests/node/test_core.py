@@ -81,6 +81,10 @@ class Node:
         assert [out.index for out in made] == list(range(len(made)))
         return [token for out in made for token in out.token_ids]
 
+    def at_rest(self) -> bool:
+        """Nothing is to be done, and the engine's thread waits: for a second, if nothing comes."""
+        return not self.core.has_work and self.engine.turn_started_s is None
+
     def ended(self, request: Request) -> Ended | None:
         return next((o for o in self.outs if isinstance(o, Ended) and o.key[0] == request.id), None)
 
@@ -115,9 +119,11 @@ def test_requests_in_place_get_the_reference_and_leave_nothing(node: Node) -> No
         ended = node.ended(one)
         assert ended is not None
         assert (node.tokens(one), ended.reason) == (want, reason)
-    until(lambda: node.core.load().blocks_free == BLOCKS - 1)
+    until(node.at_rest)
     node.core.check()
+    assert node.core.load().blocks_free == BLOCKS - 1
     loads = [out.load for out in node.outs if isinstance(out, LoadOut)]
+    assert sorted(name for load in loads for name in load.arrived) == [one.id for one in requests]
     assert [load.seq for load in loads] == sorted({load.seq for load in loads})
 
 

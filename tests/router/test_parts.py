@@ -77,13 +77,39 @@ def test_ledger_totals_and_what_reports_do_to_them() -> None:
     ledger.reported(1.0, lag_s=0.02)
     assert (ledger.recent, ledger.recent_tokens, ledger.seconds) == (1, 50, 2.0)
     ledger.see("b", 1.0)
-    ledger.done("a")
+    ledger.done("a", 1.0)
     assert (ledger.working, len(ledger), ledger.seconds) == (1, 2, 0.5)
     ledger.reported(2.0, lag_s=0.02)
     for name in ("a", "b", "never"):
         ledger.drop(name)
         ledger.check()
     assert (len(ledger), ledger.seconds, ledger.recent) == (0, 0.0, 0)
+
+
+def test_a_report_includes_what_it_names_however_soon_it_comes() -> None:
+    ledger = Ledger()
+    ledger.put("a", Work(1.5, 100, seen_s=0.0))
+    ledger.put("b", Work(0.5, 50, seen_s=0.0))
+    ledger.reported(0.001, 0.25, ("b", "another router's"))
+    assert (ledger.recent, ledger.recent_tokens, ledger.working) == (1, 100, 2)
+    ledger.reported(0.3, 0.25, ())
+    assert (ledger.recent, ledger.recent_seconds) == (0, 0.0)
+    ledger.check()
+
+
+def test_work_ends_after_it_was_sent_and_after_what_is_before_it() -> None:
+    ledger = Ledger()
+    assert ledger.free_s(3.0) == 3.0
+    ledger.put("a", Work(1.0, sent_s=10.0))
+    assert (ledger.free_s(3.0), ledger.free_s(10.5)) == (11.0, 11.5)
+    ledger.put("b", Work(2.0, sent_s=10.25))
+    ledger.put("c", Work(0.5, sent_s=20.0))
+    assert ledger.free_s(3.0) == 20.5
+    assert ledger.behind_s == 2.5  # the first may be all but done
+    ledger.reported(30.0, 0.0, ("a",))
+    assert ledger.behind_s == 2.5  # it is not done
+    ledger.done("a", 40.0)
+    assert (ledger.behind_s, ledger.free_s(3.0)) == (0.5, 42.5)
 
 
 def test_ledger_takes_a_request_once() -> None:

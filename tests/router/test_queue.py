@@ -195,6 +195,30 @@ def test_report_replaces_the_credit_of_what_it_includes() -> None:
     assert counted_once == pytest.approx(bench.dispatches("a")[0].prediction.prefill_s, rel=0.5)
 
 
+def test_the_queue_of_a_node_that_says_nothing_gets_shorter_with_time() -> None:
+    bench = Bench()
+    bench.join(node("p", Role.PREFILL), node("d", Role.DECODE))
+    bench.now += 0.9
+    bench.arrive("a", prompt=400)
+    work_s = bench.dispatches("a")[0].prediction.prefill_s
+    bench.now += 0.75 * work_s
+    bench.arrive("b", prompt=4)
+    assert bench.dispatches("b")[0].prediction.queue_s == pytest.approx(0.25 * work_s, abs=0.0015)
+
+
+def test_a_report_that_names_a_prompt_counts_it_once_however_soon_it_comes() -> None:
+    bench = Bench()
+    bench.join(node("p", Role.PREFILL), node("d", Role.DECODE))
+    bench.arrive("a", prompt=400)
+    bench.now += 0.001
+    bench.report(
+        "p", LoadReport(2, Role.PREFILL, waiting=1, waiting_tokens=400, block_size=4, arrived=("a",))
+    )
+    bench.arrive("b", prompt=4)
+    counted_once = bench.dispatches("b")[0].prediction.queue_s
+    assert counted_once == pytest.approx(bench.dispatches("a")[0].prediction.prefill_s, rel=0.5)
+
+
 def test_cached_prefix_attracts_and_counts_only_for_its_salt() -> None:
     bench = Bench()
     bench.join(node("p1", Role.PREFILL), node("p2", Role.PREFILL), node("d", Role.DECODE))

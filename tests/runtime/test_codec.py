@@ -160,6 +160,7 @@ def registration() -> Registration:
         prefill_samples=((1, 2, 0.5),),
         decode_samples=((3, 4, 0.25),),
         transfer_samples=((2**33, 0.125),),
+        arrived=("router-0-1", "router-0-2"),
     )
     model = ModelInfo(
         "m", 331, 64, (2, 5), Fingerprint("1", "llama", "w", "t", "g", "none", "float32", "native")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -67,3 +68,32 @@ def test_after_an_overload_light_load_is_let_in_whole(seed: int) -> None:
     assert len(light) > 8
     assert all(result.ok for result in light)
     assert sum(result.meets() for result in light) >= 0.9 * len(light)
+
+
+QUICK = replace(
+    SLOW,
+    name="quick",
+    cost=MeasuredCost(prefill=(0.01, 1e-4, 0.0), decode=((1, 0.005), (16, 0.01)), context_s=0.0),
+    max_batch_tokens=1024,
+    chunk_tokens=1024,
+    noise=0.0,
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_single_node_turns_away_whom_it_would_serve_too_late_and_hardly_any_other(seed: int) -> None:
+    """Its prompts take less time than passes between two of its reports."""
+    prompt_s, slo = 0.01 + 500 * 1e-4, Slo(0.1, 1.0)
+    arrivals = [Arrival(one.at_s, 500, 20, slo=slo) for one in poisson(seed, 3.0, 0.0, 300.0)]
+    config = RouterConfig(admission="reject")
+    world = World(
+        ClusterSpec.pools(QUICK, prefill=1, decode=1), seed, config, None, Options(checks=Checks(every=500))
+    )
+    results = world.run(iter(arrivals)).requests
+    free_s, in_time = 0.0, 0
+    for arrival in arrivals:  # all are alike: nothing is better than to take who can be on time
+        if max(free_s, arrival.at_s) + prompt_s <= arrival.at_s + slo.ttft_s:
+            free_s = max(free_s, arrival.at_s) + prompt_s
+            in_time += 1
+    assert 0.7 * len(arrivals) < in_time < 0.95 * len(arrivals)
+    assert sum(result.meets() for result in results) >= 0.97 * in_time
