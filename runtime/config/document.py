@@ -15,13 +15,15 @@ MAX_NODES = 20_000  # aliases are expanded: a limit keeps a small file from beco
 
 
 class Document:
-    """`data`: the file's values. `keys`, `values`: where each key and each value begins."""
+    """`data`: the file's values. `keys`, `values`: where each key and each value begins. `problems`: what is
+    wrong and does not keep the rest from being read."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.data: dict[str, object] = {}
         self.keys: dict[KeyPath, Origin] = {}
         self.values: dict[KeyPath, Origin] = {}
+        self.problems: list[Problem] = []
 
 
 def read_document(path: Path) -> Document:
@@ -39,7 +41,8 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, source: str) -> Document:
-    """Parse YAML text; duplicate keys, tags, merge keys and anything but one mapping are refused."""
+    """Parse YAML text; tags, merge keys and anything but one mapping are refused. Of a key given
+    twice the first counts, and the second is a problem."""
     document = Document(source)
     try:
         # BaseLoader gives no meaning to words (`scalars` does) and makes no objects (nothing does).
@@ -77,11 +80,9 @@ class _Builder:
             name = normal_key(key_node.value)
             here = (*path, name)
             if name in result:
-                raise _error(
-                    self.origin(key_node),
-                    dotted(here),
-                    f"duplicate key, given before at line {self._document.keys[here].line}",
-                )
+                said = f"duplicate key, given before at line {self._document.keys[here].line}"
+                self._document.problems.append(Problem(self.origin(key_node), dotted(here), said))
+                continue
             self._document.keys[here] = self.origin(key_node)
             result[name] = self.value(value_node, here)
         return result

@@ -42,10 +42,8 @@ def load_config(
     flags: (dotted key, value) pairs; text values are read as the key's type, others are taken as they are.
     environ: None: no variable is looked at; the command line passes `os.environ`.
     """
-    merged = Document(str(file) if file else "defaults")
-    problems: list[Problem] = []
-    if file is not None:
-        _overlay(merged, read_document(file))
+    merged = Document("defaults") if file is None else read_document(file)
+    problems = list(merged.problems)
     for name, text in sorted((environ or {}).items()):
         if (key := _env_key(name, problems)) is not None:
             _set(merged, key, text, Origin(f"environment {name}"), problems)
@@ -56,9 +54,17 @@ def load_config(
             problems.append(Problem(origin, key, "is given twice on the command line"))
         seen.add(key)
         _set(merged, key, value, origin, problems)
+    try:
+        config = _validate(merged)
+    except ConfigError as error:
+        raise _in_order([*problems, *error.problems]) from None
     if problems:
-        raise ConfigError(problems)
-    return _validate(merged).resolved()
+        raise _in_order(problems)
+    return config.resolved()
+
+
+def _in_order(problems: list[Problem]) -> ConfigError:
+    return ConfigError(sorted(problems, key=lambda p: (p.origin.source, p.origin.line or 0)))
 
 
 def effective_json(config: ClusterConfig) -> str:
@@ -74,12 +80,6 @@ def from_json(text: str) -> ClusterConfig:
 def json_schema() -> dict[str, Any]:
     """JSON Schema of the configuration file, for editors."""
     return ClusterConfig.model_json_schema() | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-
-
-def _overlay(base: Document, over: Document) -> None:
-    base.data = over.data
-    base.keys |= over.keys
-    base.values |= over.values
 
 
 def _env_key(name: str, problems: list[Problem]) -> str | None:
@@ -148,7 +148,10 @@ def _read_text(text: str, kind: Any, origin: Origin) -> object:
         return text
     if get_origin(kind) is tuple and not text.lstrip().startswith("["):
         return [part.strip() for part in text.split(",")] if text.strip() else []
-    return parse_document(f"value: {text}" if "\n" not in text else "", origin.source).data.get("value")
+    document = parse_document(f"value: {text}" if "\n" not in text else "", origin.source)
+    if document.problems:
+        raise ConfigError(document.problems)
+    return document.data.get("value")
 
 
 def _validate(merged: Document) -> ClusterConfig:
@@ -161,7 +164,7 @@ def _validate(merged: Document) -> ClusterConfig:
         return ClusterConfig.model_validate_json(json.dumps(data))
     except pydantic.ValidationError as error:
         problems = [_problem(dict(item), merged) for item in error.errors()]
-        raise ConfigError(sorted(problems, key=lambda p: (p.origin.source, p.origin.line or 0))) from None
+        raise ConfigError(problems) from None
 
 
 _SECTIONS = {

@@ -17,6 +17,7 @@ from baton.engine.weights.matrix import QUANTIZATIONS
 from baton.runtime import launcher
 from baton.runtime.config import (
     ClusterConfig,
+    ConfigError,
     effective_json,
     from_json,
     json_schema,
@@ -291,6 +292,33 @@ def test_each_node_has_cores_of_its_own_while_there_are_enough(
         assert [launcher.cpus_of(config, Role(name), i) for i in range(len(cpus))] == cpus
     apart = load_config(flags={"engine.pin": False})
     assert launcher.cpus_of(apart, Role.PREFILL, 0) == ()
+
+
+def test_every_mistake_is_told_wherever_it_was_made(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(
+        "decode:\n  count: 1\nrouter:\n  prot: 1\n  port: '80'\nengine: {max_runing: 3}\ndecode: {}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            file,
+            environ={"BATON_ENGINE__BLOCK_SIZE": "many"},
+            flags=[("transfer.lease_s", "0"), ("prefill.count", "[1, 2")],
+        )
+    said = str(caught.value).splitlines()
+    assert [line.removeprefix(str(file))[:4] for line in said[:4]] == [":4:3", ":5:9", ":6:1", ":7:1"]
+    for part in (
+        "prot",
+        "leave out the quotes",
+        "max_runing",
+        "decode: duplicate key, given before at line 1",
+    ):
+        assert any(part in line for line in said[:4])
+    assert {line.split(":")[0] for line in said[4:]} == {
+        "environment BATON_ENGINE__BLOCK_SIZE",
+        "flag transfer.lease_s",
+        "flag prefill.count",
+    }
 
 
 def test_the_schema_lists_every_key_with_its_meaning() -> None:
