@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -15,8 +15,8 @@ from baton.core.load import Role
 from baton.router.events import Complete, Effect, Event, Reject
 from baton.router.machine_config import RouterConfig
 from baton.router.planner import PlannerConfig
-from baton.router.policy import Policy
-from baton.sim.baselines.catalogue import BASELINES, Chooser, baseline
+from baton.router.policy import Chooser
+from baton.sim.baselines.catalogue import BASELINES, baseline
 from baton.sim.experiments.run_page import Run, as_json, latency_rows, run_page
 from baton.sim.experiments.setting import TARGET_SPANS
 from baton.sim.experiments.timeline import Timeline
@@ -37,9 +37,7 @@ def run_once(asked: Asked) -> None:
     policy, cluster, config = _policy(asked, cluster, config)
     timeline = Timeline()
     with Watching(len(load), timeline) as watching:
-        world = World(
-            cluster, asked.seed, config, cast(Policy, policy), Options(checks=Checks(every=0)), watching.watch
-        )
+        world = World(cluster, asked.seed, config, policy, Options(checks=Checks(every=0)), watching.watch)
         results = world.run(load)
     rate = offered_rate(load)
     told = _told(asked, cluster, rate, len(load))

@@ -51,7 +51,7 @@ from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Registry
 from baton.router.pending import Pending
 from baton.router.planner import Planner
-from baton.router.policy import Policy
+from baton.router.policy import Chooser
 from baton.router.policy_latency import POLICIES
 from baton.router.shortlist import pair_serves
 from baton.router.state import PLAN_TIMER, REQUEST_TIMERS, State
@@ -74,7 +74,7 @@ class NodeStatus:
 class RouterMachine:
     """Call `step(now, Tick())` as soon as `next_wakeup()` has come. `now` never goes back."""
 
-    def __init__(self, config: RouterConfig, policy: Policy | None = None) -> None:
+    def __init__(self, config: RouterConfig, policy: Chooser | None = None) -> None:
         self.config = config
         chosen = policy if policy is not None else POLICIES[config.policy](config)
         self._state = State(config, chosen, Registry(), Pending(config))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from baton.core.value import value
 from baton.router.ask import Ask
@@ -24,7 +24,18 @@ from baton.router.fetches import FetchLeg
 from baton.router.nodes import Node, Registry
 from baton.router.shortlist import NEAREST, Allowed, Kind, allowed, candidates, kinds, may_serve
 
-__all__ = ["Ask", "Blocked", "Choice", "DecodeLeg", "Policy", "PrefillLeg", "Scored", "Why", "eligible"]
+__all__ = [
+    "Ask",
+    "Blocked",
+    "Choice",
+    "Chooser",
+    "DecodeLeg",
+    "Policy",
+    "PrefillLeg",
+    "Scored",
+    "Why",
+    "eligible",
+]
 
 
 class PrefillLeg(NamedTuple):
@@ -121,6 +132,12 @@ class Choice:
         """What the prefill node is told of the fetch."""
         leg = self.fetch
         return None if leg is None else Fetch(leg.lender.id, leg.tokens, leg.patience_s)
+
+
+class Chooser(Protocol):
+    """What the router's machine asks of a policy."""
+
+    def choose(self, ask: Ask, registry: Registry) -> Choice | Blocked: ...
 
 
 Filter = Callable[[Ask, Node], bool]

@@ -13,7 +13,7 @@ from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Node, Registry
 from baton.router.pending import Pending
 from baton.router.planner import Planner, PlannerConfig
-from baton.router.policy import Ask, Policy
+from baton.router.policy import Ask, Chooser
 from baton.router.timers import Timers
 
 OUTPUT_SMOOTHING = 0.05
@@ -31,7 +31,7 @@ class State:
     departures: when the last requests left a non-empty queue. stale: events dropped as out of date."""
 
     config: RouterConfig
-    policy: Policy
+    policy: Chooser
     registry: Registry
     queue: Pending
     timers: Timers = field(default_factory=Timers)

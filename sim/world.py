@@ -10,7 +10,7 @@ from baton.core.load import Role
 from baton.router.events import Arrived
 from baton.router.machine import RouterMachine
 from baton.router.machine_config import RouterConfig
-from baton.router.policy import Policy
+from baton.router.policy import Chooser
 from baton.sim.check import check_node, leftovers
 from baton.sim.clients import START_S, Clients, ClientSpec, Open
 from baton.sim.clock import Clock
@@ -66,14 +66,14 @@ class Results:
 
 
 class World:
-    """`run` once. policy: anything with `choose(ask, registry)`; None: what `router` names."""
+    """`run` once. policy: None: what `router` names."""
 
     def __init__(
         self,
         cluster: ClusterSpec,
         seed: int = 0,
         router: RouterConfig | None = None,
-        policy: Policy | None = None,
+        policy: Chooser | None = None,
         options: Options | None = None,
         watch: Watcher | None = None,
     ) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from baton.router.ask import Ask
 from baton.router.machine_config import RouterConfig
-from baton.router.nodes import Registry
-from baton.router.policy import Blocked, Choice
+from baton.router.policy import Chooser
 from baton.sim.baselines.cache_aware import cache_aware
 from baton.sim.baselines.dynamo import Dynamo
 from baton.sim.baselines.least_load import least_load
@@ -19,12 +16,6 @@ from baton.sim.baselines.mooncake import Mooncake
 from baton.sim.baselines.simple import least_requests, power_of_two, random_choice, round_robin
 
 WITHOUT_LIMIT = 10**9
-
-
-class Chooser(Protocol):
-    """What the router's machine asks of a policy."""
-
-    def choose(self, ask: Ask, registry: Registry) -> Choice | Blocked: ...
 
 
 @dataclass(frozen=True, slots=True)

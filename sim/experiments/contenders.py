@@ -6,11 +6,10 @@ A contender is a value (it is sent to other processes) that makes a World of a s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 from baton.router.machine_config import RouterConfig
-from baton.router.policy import Policy
-from baton.sim.baselines.catalogue import BASELINES, WITHOUT_LIMIT, Chooser, baseline
+from baton.router.policy import Chooser
+from baton.sim.baselines.catalogue import BASELINES, WITHOUT_LIMIT, baseline
 from baton.sim.clients import ClientSpec
 from baton.sim.experiments.oracle import EFFICIENCIES, Oracle
 from baton.sim.experiments.setting import Setting, Split
@@ -34,7 +33,7 @@ class _Parts:
 
     def make(self, setting: Setting, watch: Watcher | None) -> World:
         options = Options(self.clients, Checks(every=0))
-        return World(self.cluster, setting.seed, self.router, cast(Policy, self.policy), options, watch)
+        return World(self.cluster, setting.seed, self.router, self.policy, options, watch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from baton.router.ask import Ask
 from baton.router.machine_config import RouterConfig
 from baton.router.nodes import Registry
 from baton.router.planner import PlannerConfig
-from baton.router.policy import Blocked, Choice
+from baton.router.policy import Blocked, Choice, Chooser
 from baton.router.policy_latency import POLICIES
 from baton.router.prefix_view import PromptChains
-from baton.sim.baselines.catalogue import Chooser
 from baton.sim.spec import ClusterSpec
 
 NO_PREFIX = PromptChains((), "")
