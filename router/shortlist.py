@@ -13,6 +13,7 @@ from baton.core.value import value
 from baton.router.ask import Ask
 from baton.router.board import Group
 from baton.router.nodes import Node, Registry
+from baton.router.order import Order
 
 EVERY = 16  # so many nodes are all looked at
 NEAREST = 4  # of more, so many of the least loaded,
@@ -125,14 +126,26 @@ def candidates(ask: Ask, registry: Registry, groups: list[Group], leg: str, room
         return [node for order in orders for node in order if room(ask, node)]
     picked: dict[Node, None] = {}
     for order in orders:
-        roomy = (node for node in islice(order, SCAN) if room(ask, node))
-        picked.update(dict.fromkeys(islice(roomy, NEAREST)))
-    holders = (node for node in _holders(ask, registry, groups) if any(node in order for order in orders))
-    picked.update(dict.fromkeys(islice((node for node in holders if room(ask, node)), HOLDERS)))
+        picked.update(dict.fromkeys(_with_room(ask, islice(order, SCAN), room, NEAREST)))
+    picked.update(dict.fromkeys(_with_room(ask, _holders(ask, registry, groups, orders), room, HOLDERS)))
     return list(picked)
 
 
-def _holders(ask: Ask, registry: Registry, groups: list[Group]) -> Iterator[Node]:
+def _with_room(ask: Ask, nodes: Iterable[Node], room: Room, most: int) -> list[Node]:
+    """The first ones that have room, at most so many."""
+    found: list[Node] = []
+    for node in nodes:
+        if room(ask, node):
+            found.append(node)
+            if len(found) == most:
+                break
+    return found
+
+
+def _holders(ask: Ask, registry: Registry, groups: list[Group], orders: list[Order[Node]]) -> Iterator[Node]:
+    """Of those in the orders, the ones with the longest prefix first."""
+    revision = groups[0].fingerprint.weights
     for block_size in registry.block_sizes:
-        revision = groups[0].fingerprint.weights
-        yield from registry.holders.longest(ask.chains.keys(block_size, revision))
+        for node in registry.holders.longest(ask.chains.keys(block_size, revision)):
+            if any(node in order for order in orders):
+                yield node
