@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard kernels/native/src/*)
+COMPILED := build/compiled
+SOURCES := $(wildcard src/baton/*/*.py src/baton/*/*/*.py)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # `python -m` would put the root on sys.path, where our kernels/ and proto/ shadow packages of those names.
@@ -11,7 +13,7 @@ export PYTHONSAFEPATH := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types layers protocol bench gpu-check proto format clean
+.PHONY: help demo test check lint types layers protocol bench gpu-check compiled proto format clean
 
 help:
 	@echo "make demo    serve SmolLM2 with prefill and decode apart, ask it something, show where the time went"
@@ -19,6 +21,7 @@ help:
 	@echo "make check   lint, formatting, types, import rules, protocol lint"
 	@echo "make bench   measure, each figure as a ratio to what the machine can do"
 	@echo "make gpu-check  check the Triton kernels on this machine's GPU, and measure them"
+	@echo "make compiled  compile what simulations run, into build/compiled (PYTHONPATH=build/compiled uses it)"
 	@echo "make proto   regenerate the gRPC stubs from proto/v1/*.proto"
 	@echo "make format  let ruff fix and format the code"
 	@echo "make clean   remove .venv and caches"
@@ -51,6 +54,13 @@ bench: $(VENV)/.installed-dev $(VENV)/.installed-model
 gpu-check: $(VENV)/.installed-dev
 	$(BIN)/python -m baton.bench.gpu
 
+compiled: $(COMPILED)/.made
+
+# All sources: what is stale would be used for what it was.
+$(COMPILED)/.made: $(SOURCES) $(VENV)/.installed-dev
+	PYTHONPATH= $(BIN)/python -m baton.bench.compiled $(COMPILED)
+	@touch $@
+
 proto: $(VENV)/.installed-dev
 	proto/generate.sh
 
@@ -59,7 +69,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf $(VENV) $(COMPILED) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

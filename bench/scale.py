@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import time
 from collections.abc import Iterator
 
@@ -14,8 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from baton.bench.report import Figure, table
-from baton.sim import scale
+from baton.sim import clock, scale
 from baton.sim.workload.arrival import Arrival
+from baton.sim.world import Results
 
 LIMIT_S = 600.0
 MILLION = 1_000_000
@@ -28,6 +30,19 @@ def never_collect() -> None:
     gc.disable()
 
 
+def digest(results: Results) -> str:
+    """The same for the same results: of two versions, say, or compiled and not."""
+    every = hashlib.sha256()
+    for result in results.requests:
+        every.update(repr(result).encode())
+    return every.hexdigest()[:16]
+
+
+def compiled() -> bool:
+    """Whether this is the copy that `make compiled` made."""
+    return not str(clock.__file__).endswith(".py")
+
+
 def main() -> int:
     """0 if a million requests would take less than ten minutes, else 1."""
     parser = argparse.ArgumentParser(prog="python -m baton.bench.scale", description=__doc__)
@@ -36,7 +51,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     console = Console()
-    console.print(f"seed {options.seed}")
+    console.print(f"seed {options.seed}, {'compiled' if compiled() else 'interpreted'}")
     with Progress(console=console) as progress:
         task = progress.add_task("requests", total=options.requests)
 
@@ -56,7 +71,7 @@ def main() -> int:
     console.print(
         f"{results.seconds:.1f} simulated seconds, {results.events:,} events; {summary.completed:,} of "
         f"{summary.requests:,} served, median TTFT {1e3 * summary.ttft_s.p50:.1f} ms, "
-        f"TPOT {1e3 * summary.tpot_s.p50:.2f} ms"
+        f"TPOT {1e3 * summary.tpot_s.p50:.2f} ms; results {digest(results)}"
     )
     name = f"{options.requests:,} requests on {options.nodes:,} nodes"
     limit_s = LIMIT_S * options.requests / MILLION
