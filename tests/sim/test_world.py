@@ -22,6 +22,7 @@ from .kit import SMALL, arrivals, cluster, faults
 
 NAMES = ("p0", "p1", "d0", "d1", "b0")
 SOON = Checks(every=1, limit_s=120.0)
+DECODE_STEP_S = 0.008  # the longest of these nodes, about
 few = settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -65,23 +66,30 @@ def test_faults_break_no_invariant(seed: int, fenced: bool, timeout: bool) -> No
     assert len(results.requests) == 30
 
 
-def whole_ones(results: list[RequestResult]) -> list[RequestResult]:
-    """Without the time of the last token of those that failed."""
-    return [one if one.ok else replace(one, last_token_s=None) for one in by_number(results)]
+def same(leapt: RequestResult, stepped: RequestResult) -> bool:
+    """But for one thing: an answer that breaks off in the middle of a leap has its last tokens when somebody
+    looks, which is before the step under way ends."""
+    if leapt == stepped:
+        return True
+    if leapt.ok or leapt.last_token_s is None or stepped.last_token_s is None:
+        return False
+    late_s = leapt.last_token_s - stepped.last_token_s
+    return 0.0 < late_s < DECODE_STEP_S and replace(leapt, last_token_s=stepped.last_token_s) == stepped
 
 
 @few
 @given(seed=st.integers(0, 10**6))
+@example(seed=58)  # an answer that breaks off in the middle of a leap
 @example(seed=1460)  # a hand-off in the middle of a leap, of a prefix that the leap has just completed
 def test_leaps_change_nothing(seed: int) -> None:
-    """But for when the last token before a failure came: of a leap they come together."""
     plan = tuple(f for f in faults(seed, NAMES, seed % 5, 1.0) if not isinstance(f, Cancel))
     runs = []
     for leaps in (True, False):
         options = Options(checks=Checks(every=0, limit_s=120.0), leaps=leaps, faults=plan)
         runs.append(World(cluster(2, 2, seed % 2, detect_s=1.0), seed, options=options))
     leapt, stepped = (world.run(arrivals(seed, 40, rate=60.0)) for world in runs)
-    assert whole_ones(leapt.requests) == whole_ones(stepped.requests)
+    for one, other in zip(by_number(leapt.requests), by_number(stepped.requests), strict=True):
+        assert same(one, other), (one, other)
     assert leapt.busy == pytest.approx(stepped.busy)
     assert leapt.events < stepped.events
 
