@@ -1,8 +1,9 @@
 """A node is killed in the middle of answers: each goes on with not one token other than it would have had.
 
 Real processes and SIGKILL. All answers of a test share the victim, since a drained peer takes none until the
-kill; the victim is stopped and let run for an instant at a time, so that it cannot be done before. The guard
-of each test is that every answer did need a second attempt.
+kill; the victim is stopped and let run for an instant at a time, so that it is seldom done before. The guard
+of each test is that every answer did need a second attempt: where the machine let an instant last too long,
+the kill comes again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 NEW_TOKENS = 100
 KILL_AFTER = 7
+KILLS = 8  # at most, until one comes in the middle of every answer
 LEAST = 94  # of min_tokens
 LONG_PROMPT = 1900
 ALL = ("prefill-0", "prefill-1", "decode-0", "decode-1")
@@ -109,7 +111,18 @@ class Answer:
 async def interrupted(
     cluster: Cluster, victim: str, until: int, asked: list[tuple[list[int], dict[str, Any]]]
 ) -> list[Completion]:
-    """The answers, of which each had at least `until` tokens when the victim died."""
+    """The answers, of which each had at least `until` tokens, and not all of them, when the victim died."""
+    for _ in range(KILLS):
+        done = await _killed_beside(cluster, victim, until, asked)
+        if all(answer.timings.retries >= 1 for answer in done):
+            return done
+    raise AssertionError("an answer was faster than every kill")
+
+
+async def _killed_beside(
+    cluster: Cluster, victim: str, until: int, asked: list[tuple[list[int], dict[str, Any]]]
+) -> list[Completion]:
+    """The answers. One that the victim had finished before it died needed no second attempt."""
     peer = victim.replace("0", "1")
     await cluster.up(*ALL, within_s=60)
     await cluster.drain(peer)
@@ -119,15 +132,12 @@ async def interrupted(
         while min(answer.tokens for answer in answers) < until:
             _pulse(cluster, victim)
             await asyncio.sleep(0.01)
-        assert not any(answer.task.done() for answer in answers), "an answer was faster than the kill"
         await cluster.drain(peer, False)
         cluster.kill(victim)
-        done = [await answer.task for answer in answers]
+        return [await answer.task for answer in answers]
     finally:
         for answer in answers:
             answer.task.cancel()
-    assert all(answer.timings.retries >= 1 for answer in done), "the kill hit nothing"
-    return done
 
 
 # ---- decode -----------------------------------------------------------------------------------------------
