@@ -48,14 +48,15 @@ _MXFP4_GROUP = 32  # OCP Microscaling Formats v1.0, section 5.1
 _NVFP4_GROUP = 16
 
 # Groups of 64: a scale per row costs SmolLM2-135M half a per cent of perplexity, this a fifth of one, for 3 %
-# more memory. Products of rounded activations have groups of as many inputs anyway.
+# more memory. Beside rounded activations a scale per row costs a twentieth of one more than that, and a product
+# then has one multiplication per block instead of two: 4 % of its time.
 SCHEMES = {
     "int8": WeightScheme(Codes.INT8, group=64, scale=ScaleFormat.BF16),
     "int4": WeightScheme(Codes.INT4, group=32, symmetric=False, scale=ScaleFormat.BF16),
     "fp8": WeightScheme(Codes.FP8),
     "mxfp4": WeightScheme(Codes.FP4, group=_MXFP4_GROUP, scale=ScaleFormat.E8M0),
     "nvfp4": WeightScheme(Codes.FP4, group=_NVFP4_GROUP, scale=ScaleFormat.E4M3),
-    "int8-w8a8": WeightScheme(Codes.INT8, group=64, scale=ScaleFormat.BF16, activations="int8"),
+    "int8-w8a8": WeightScheme(Codes.INT8, activations="int8"),
     "int4-w4a8": WeightScheme(
         Codes.INT4, group=32, symmetric=False, scale=ScaleFormat.BF16, activations="int8", activation_group=32
     ),

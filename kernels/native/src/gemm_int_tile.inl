@@ -122,7 +122,16 @@ static void multiply_tile(const IntWeight& weight, const TileArgs& tile, float* 
       });
     });
     add_products<Codes, Form, kRows, kPanels>(at, block.end - block.begin, row_units, panel_bytes, ahead, acc);
-    F16 scale[kPanels];  // of the weight; where it is the same for all blocks, it waits for the end
+    if (groups == 1) {  // the weight's scales wait for the end
+      each<kRows>([&](auto r) BATON_INLINE {
+        const F16 of_row = F16::set(scales[r * row_scales].scale);
+        each<kPanels>([&](auto p) BATON_INLINE {
+          total[r][p] = fma(to_float(joined<Form>(acc[r * kSums][p], acc[(r + 1) * kSums - 1][p])), of_row, total[r][p]);
+        });
+      });
+      continue;
+    }
+    F16 scale[kPanels];  // of the weight
     load_scales(weight.scale, weight.scale_type, groups, tile.panel, block.group, scale);
     each<kRows>([&](auto r) BATON_INLINE {
       const F16 of_row = F16::set(scales[r * row_scales].scale);
@@ -131,7 +140,7 @@ static void multiply_tile(const IntWeight& weight, const TileArgs& tile, float* 
         total[r][p] = fma(to_float(sums), scale[p] * of_row, total[r][p]);
       });
     });
-    if (weight.offset == nullptr || groups == 1) continue;
+    if (weight.offset == nullptr) continue;
     load_scales(weight.offset, weight.offset_type, groups, tile.panel, block.group, scale);
     each<kRows>([&](auto r) BATON_INLINE {
       each<kPanels>([&](auto p) BATON_INLINE {
