@@ -48,8 +48,8 @@ _MXFP4_GROUP = 32  # OCP Microscaling Formats v1.0, section 5.1
 _NVFP4_GROUP = 16
 
 # Groups of 64: a scale per row costs SmolLM2-135M half a per cent of perplexity, this a fifth of one, for 3 %
-# more memory. Beside rounded activations a scale per row costs a twentieth of one more than that, and a product
-# then has one multiplication per block instead of two: 4 % of its time.
+# more memory. Beside rounded activations they would gain a twentieth of one, and a product would take two
+# multiplications per block instead of one: 4 % of its time.
 SCHEMES = {
     "int8": WeightScheme(Codes.INT8, group=64, scale=ScaleFormat.BF16),
     "int4": WeightScheme(Codes.INT4, group=32, symmetric=False, scale=ScaleFormat.BF16),

@@ -103,11 +103,9 @@ static inline F16 load_scales(const void* base, IntScale type, int64_t index) {
   }
 }
 
-// Those of some panels from `panel` on, for one group of several; 1 where there is but one.
+// Those of some panels from `panel` on, for one group of several.
 template <int n>
 static inline void load_scales(const void* base, IntScale type, int64_t groups, int64_t panel, int64_t group,
                                F16 (&to)[n]) {
-  for (int p = 0; p < n; ++p) {
-    to[p] = groups > 1 ? load_scales(base, type, (panel + p) * groups + group) : F16::set(1.0f);
-  }
+  for (int p = 0; p < n; ++p) to[p] = load_scales(base, type, (panel + p) * groups + group);
 }
