@@ -58,7 +58,7 @@ class Recording:
         self._inputs = [part.numpy().data.cast("B").cast("q") for part in inputs]
         self._rotation = Rotation(*(torch.empty(capacity, 1, config.head_dim) for _ in range(2)))
         self._slots = Slots(blocks, offsets)
-        self._plan = NativePlan()
+        self._plan, self._last_plan = NativePlan(), NativePlan()
         heads = config.heads + 2 * config.kv_heads
         self._qkv = torch.empty(capacity, heads, config.head_dim)
         self._hidden, self._normed, self._tail = (torch.empty(capacity, config.hidden_size) for _ in range(3))
@@ -82,6 +82,7 @@ class Recording:
         places[:count] = wanted
         self._tokens.value, self._wanted.value = tokens, count
         self._plan.update(plan)
+        self._last_plan.update(plan, wanted)
         self._program()
         return self.final.upto(count)
 
@@ -94,7 +95,7 @@ class Recording:
             yield embedding.call(self._positions, table.flatten(1), looked_up.flatten(1), tokens)
         last = len(decoder.layers) - 1
         for index, layer in enumerate(decoder.layers):
-            yield from self._attend(index, layer)
+            yield from self._attend(index, layer, self._last_plan if index == last else self._plan)
             mixed, rows = self._mixed, tokens
             if index == last:
                 # Nothing but the wanted tokens' states is read after the last layer's KV is written.
@@ -105,14 +106,14 @@ class Recording:
             yield from self._mlps.calls(layer.mlp, Norm(layer.mlp_norm, eps), hidden, rows)
         yield rms_norm.call(hidden, decoder.norm, eps, self.final.buffer, wanted)
 
-    def _attend(self, index: int, layer: DecoderLayer) -> Iterator[Call]:
+    def _attend(self, index: int, layer: DecoderLayer, plan: NativePlan) -> Iterator[Call]:
         config, kv_layer, qkv = self._config, self.pool.layer(index), self._qkv
         norm, tokens = Norm(layer.attn_norm, config.norm_eps), self._tokens
         yield from after_norm(compiled(layer.qkv), self._hidden, norm, self._normed, qkv.flatten(1), tokens)
         yield rope.call(qkv, self._rotation, kv_layer, self._slots, self._tokens, layer.qk_norm)
         params = AttentionParams(config.scale, config.windows[index])
         mixed = self._mixed.view(self.capacity, config.heads, config.head_dim)
-        yield attention.call(qkv[:, : config.heads], kv_layer, self._plan, params, mixed)
+        yield attention.call(qkv[:, : config.heads], kv_layer, plan, params, mixed)
 
 
 def longest(plan: AttentionPlan) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Sequence
 
 import torch
 
@@ -73,10 +74,12 @@ class NativePlan:
         if plan is not None:
             self.update(plan)
 
-    def update(self, plan: AttentionPlan) -> None:
+    def update(self, plan: AttentionPlan, wanted: Sequence[int] | None = None) -> None:
+        """wanted: tokens of the step before which no row needs a result; None: all are needed."""
         rows = self.rows
-        self._packed = plan.packed  # the arrays live as long as this points at them
-        at, step = plan.packed.buffer_info()[0], len(plan.spans) * plan.packed.itemsize
+        packed = plan.packed if wanted is None else plan.packed_from(wanted)
+        self._packed = packed  # the arrays live as long as this points at them
+        at, step = packed.buffer_info()[0], len(plan.spans) * packed.itemsize
         rows.rows = len(plan.spans)
         (
             rows.starts,

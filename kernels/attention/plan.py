@@ -102,6 +102,24 @@ class AttentionPlan:
         ]
         return starts, array("q", blocks), array("q", [start % size for start in starts])
 
+    def packed_from(self, wanted: Sequence[int]) -> array[int]:
+        """`packed` for each row's tokens from the first on that is in `wanted` (indices in the step); rows
+        without one have none. For where nothing else is read: prefill's last layer, say."""
+        if len(wanted) == self.tokens:
+            return self.packed
+        packed, rows = self.packed[:], len(self.spans)
+        left = iter(sorted(wanted))
+        token = next(left, self.tokens)
+        for row in range(rows):
+            first, end = packed[2 * rows + row], packed[2 * rows + row] + packed[rows + row]
+            skipped = min(token, end) - first
+            packed[row] += skipped
+            packed[rows + row] -= skipped
+            packed[2 * rows + row] += skipped
+            while token < end:
+                token = next(left, self.tokens)
+        return packed
+
     @property
     def only_slot(self) -> tuple[int, int] | None:
         """Where the KV of a step's only token goes: block and offset."""

@@ -240,6 +240,38 @@ def test_a_recorded_call_serves_step_after_step() -> None:
         assert (out[plan.tokens :] == 7).all()
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_tokens_before_those_that_are_wanted_are_left_out(share: bool) -> None:
+    """Where nothing else of a layer is read. Long rows may come to a token, between rows that share."""
+    lengths = [49, 53, 138, 78, 89, 50]
+    step = [(0, 48, 1), (1, 48, 5), (2, 135, 3), (3, 48, 30), (4, 88, 1), (5, 0, 50)]
+    talk = Talk(lengths, heads=(6, 2), head_dim=16, block_size=16, prefix=48)
+    talk.run([[(i, 0, start) for i, start, _ in step]])
+    talk.write(step)
+    plan = make_plan(talk.spans(step), 16, shared=[SharedPrefix((0, 1, 2, 3, 4), 0, 3)] if share else ())
+    q = torch.cat([talk.q[i][start : start + length] for i, start, length in step])
+    want = paged.attention(q, talk.layer, plan, talk.params)
+    rows, out = paged.NativePlan(), torch.empty(q.shape)
+    program = Program([paged.call(q, talk.layer, rows, talk.params, out)])
+    firsts = [0, 1, 6, 9, 39, 40, plan.tokens]
+    for wanted in ([], [38], [0, 39], [89, 5, 4, 8, 24], [1, 40], range(plan.tokens)):
+        computed = [
+            token
+            for begin, end in pairwise(firsts)
+            for token in range(min([at for at in wanted if begin <= at < end], default=end), end)
+        ]
+        rows.update(plan, wanted)
+        out.fill_(7)
+        program()
+        left = torch.ones(plan.tokens, dtype=torch.bool)
+        left[computed] = False
+        assert torch.equal(out[computed], want[computed])
+        assert (out[left] == 7).all()
+    rows.update(plan)
+    program()
+    assert torch.equal(out, want)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     params, plan = AttentionParams(1.0), paged.NativePlan()
     q, layer = torch.zeros(4, 6, 16), pool(torch.float32, 2, (4, 2, 16))
