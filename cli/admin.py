@@ -40,7 +40,7 @@ def cluster(
         print(json.dumps(_whole(whole, states)))
         return
     table = Table("node", "role", "state", "running", "waiting", "blocks used", "address", box=None)
-    for node in whole.nodes:
+    for node in sorted(whole.nodes, key=lambda node: node.registration.node_id):
         who = node.registration
         table.add_row(who.node_id, role_of(node), node.state, *figures(node), who.address)
     answers.print(table)

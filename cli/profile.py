@@ -18,7 +18,6 @@ from baton.cli.deployments import find_endpoint
 from baton.cli.routers import Routers, all_routers, merged
 from baton.cli.terminal import answers, notes
 from baton.core.errors import FailedPrecondition
-from baton.kv_transfer.select import host_id
 from baton.proto.v1 import admin_pb2 as pb
 from baton.runtime import codec
 
@@ -45,6 +44,7 @@ def profile(
     `baton bench --twin`.
     """
     from baton.bench.profile.write import entry, write
+    from baton.kv_transfer.select import host_id
 
     address = find_endpoint(endpoint)
     with all_routers(address) as routers:

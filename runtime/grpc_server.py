@@ -6,7 +6,6 @@ process, each service has its own entry, Watch is told of every change.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from collections.abc import Callable
@@ -126,6 +125,4 @@ def _why_not(options: ServerOptions, error: Exception | None) -> str:
             probe.listen(1)
     except OSError as problem:
         reason = os.strerror(problem.errno) if problem.errno else str(problem)
-        if problem.errno == errno.EADDRINUSE:
-            reason = "the port is in use"
     return f"cannot listen on port {options.port} of {options.host}: {reason}"

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from baton.core.errors import BatonError, Cancelled, InvalidArgument
 from baton.router.http.errors import HttpError
+from baton.router.http.fields import ChatBody, CompletionBody
 from baton.runtime.grpc_channel import REFUSABLE_BYTES
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -100,12 +101,20 @@ def _told(error: ValidationError, kind: type[BaseModel]) -> BatonError:
             return InvalidArgument(f"the body is not {message.replace('Invalid', 'valid')}")
         case "extra_forbidden":
             name = str(place[-1])
-            near = difflib.get_close_matches(name, kind.model_fields, n=1) if len(place) == 1 else []
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = _hint(name, kind) if len(place) == 1 else ""
             return InvalidArgument(f"is not a field known here{hint}", field=_param(place))
         case "model_type" if not place:
             return InvalidArgument("the body must be a JSON object")
     return InvalidArgument(message.replace("Input should", "must"), field=_param(place))
+
+
+def _hint(name: str, kind: type[BaseModel]) -> str:
+    """Which endpoint has such a field, else which field is spelt nearly so."""
+    for other in (CompletionBody, ChatBody):
+        if name in other.model_fields:
+            return f"; it is one of {other.path}"
+    near = difflib.get_close_matches(name, kind.model_fields, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _param(place: tuple[int | str, ...]) -> str:

@@ -7,7 +7,7 @@ taken and ignored; what nobody knows is refused, as it may be a misspelt wish.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -70,6 +70,8 @@ class GenerateBody(Body):
 
 
 class CompletionBody(GenerateBody):
+    path: ClassVar[str] = "/v1/completions"
+
     prompt: Any = None  # see `prompts`
     best_of: Int64 | None = None
     echo: bool | None = None
@@ -78,6 +80,8 @@ class CompletionBody(GenerateBody):
 
 
 class ChatBody(GenerateBody):
+    path: ClassVar[str] = "/v1/chat/completions"
+
     messages: Any = None  # see `messages`
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,13 @@ from baton.core.errors import FailedPrecondition
 from baton.proto.v1.inference_pb2 import Timings, Usage
 from baton.runtime.config import from_json
 from tests.cli.invoke import Cli
+
+
+def test_commands_load_no_tensor_library_before_they_need_it() -> None:
+    """They would take seconds to say what is wrong with their options."""
+    code = "import sys, baton.cli.main; print(*({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_version(cli: Cli) -> None:

@@ -50,7 +50,7 @@ async def test_nodes_of_this_host_are_measured_beside_each_other_and_all_take_re
         StubNode(name, StubConfig(role=role, step_s=0.003, prefill_s=0.02, max_model_len=1200))
         for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
     ]
-    monkeypatch.setattr("baton.cli.profile.host_id", lambda: "host")
+    monkeypatch.setattr("baton.kv_transfer.select.host_id", lambda: "host")
     async with router_with(*stubs, config_json=json.dumps({"engine": ENGINE})) as cluster:
         await asyncio.to_thread(make_profile, cluster.app.address, path, 1, "here")
         await cluster.all_idle()

@@ -152,6 +152,14 @@ async def test_a_misspelt_field_is_told_what_it_may_mean() -> None:
         assert "did you mean max_tokens?" in error["message"]
 
 
+async def test_a_field_of_the_other_endpoint_names_that() -> None:
+    async with http_router(StubNode()) as front:
+        for path, body, other in ((TEXT, {"messages": USER}, CHAT), (CHAT, {"prompt": "a"}, TEXT)):
+            answer = await front.post(path, body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].endswith(f"; it is one of {other}")
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
