@@ -44,6 +44,10 @@ class Split(NamedTuple):
     decode: int
     both: int = 0
 
+    @property
+    def nodes(self) -> int:
+        return self.prefill + self.decode + self.both
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -106,7 +110,7 @@ def best_move(situation: Situation, config: PlannerConfig) -> Move | None:
     lowest, number = min(found)
     if lowest > config.better * today:
         return None
-    lost_s = situation.drain_s / max(1, sum(situation.split))  # of the whole cluster's time
+    lost_s = situation.drain_s / max(1, situation.split.nodes)  # of the whole cluster's time
     gained_s = (min(today, 2.0) - lowest) * config.horizon_s
     return MOVES[number] if gained_s > lost_s else None
 
@@ -120,7 +124,9 @@ def after(split: Split, move: Move) -> Split:
 
 def pressure(situation: Situation, split: Split) -> float:
     """Infinite where a pool has no node, or is asked for more than it can ever do."""
-    if min(split) < 0 or split.prefill + split.both < 1 or split.decode + split.both < 1:
+    if min(split.prefill, split.decode, split.both) < 0:
+        return math.inf
+    if split.prefill + split.both < 1 or split.decode + split.both < 1:
         return math.inf
     parts = PARTS if split.both else 0
     best = math.inf

@@ -14,6 +14,7 @@ from baton.router.policy import Chooser
 from baton.sim.check import check_node, leftovers
 from baton.sim.clients import START_S, Clients, ClientSpec, Open
 from baton.sim.clock import Clock
+from baton.sim.failure import SimulationError
 from baton.sim.faults import Fault, carry_out
 from baton.sim.flows import Flows
 from baton.sim.hub import Hub
@@ -23,10 +24,6 @@ from baton.sim.results import RequestResult, Summary, summarise
 from baton.sim.router import SimRouter, Watcher
 from baton.sim.spec import ClusterSpec
 from baton.sim.workload.arrival import Arrival
-
-
-class SimulationError(AssertionError):
-    """Something that must hold did not; the same seed leads here again."""
 
 
 @dataclass(frozen=True, slots=True)

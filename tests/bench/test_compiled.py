@@ -6,7 +6,7 @@ import inspect
 import shutil
 import sys
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,16 +14,21 @@ from types import ModuleType
 
 import pytest
 
+from baton.bench.compiled.again import replace
 from baton.bench.compiled.build import APART, PACKAGE, SMALL_RUN, compile_copy, copy, file_of, modules, python
 from baton.bench.compiled.source import rewritten
 
 SAMPLE = '''
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
 
 from baton.core.value import value
+
+MOST, LEAST = 2**10, -1.5
+_PARTS = 3  # of a whole
+NAMES = ("a", "b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,30 @@ class Sent:
 @value
 class Nothing:
     """No fields."""
+
+
+class Leg(NamedTuple):
+    cost_s: float
+    late: float = 0.25
+
+    @property
+    def total_s(self) -> float:
+        return self.cost_s + self.late
+
+
+def cheaper(leg: Leg) -> Leg:
+    return replace(leg, cost_s=leg.cost_s / 2)
+
+
+def pairs(one: list[int], other: list[int]) -> list[tuple[int, int]]:
+    return list(zip(one, other, strict=True))
 '''
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    tokens: int
+    rows: int = 2
 
 
 class Again:
@@ -108,15 +136,45 @@ def test_a_rewritten_job_fills_in_what_is_not_asked_for(again: Again) -> None:
         sample.Job(7, (1, 2))
 
 
+def test_a_named_tuple_becomes_a_value(again: Again) -> None:
+    sample = again.run(SAMPLE)
+    leg = sample.Leg(1.0)
+    assert (leg.cost_s, leg.late, leg.total_s) == (1.0, 0.25, 1.25)
+    assert leg == sample.Leg(1.0, late=0.25) != sample.Leg(1.0, 0.5)
+    assert {leg: 1}[sample.Leg(1.0)] == 1
+    assert sample.cheaper(leg) == sample.Leg(0.5)
+    assert not isinstance(leg, tuple)
+
+
+def test_numbers_are_final_and_zip_is_plain(again: Again) -> None:
+    sample = again.run(SAMPLE)
+    assert (sample.MOST, sample.LEAST, sample._PARTS, sample.NAMES) == (1024, -1.5, 3, ("a", "b"))
+    assert sample.pairs([1, 2], [3, 4]) == [(1, 3), (2, 4)]
+    lines = rewritten(SAMPLE).split("\n")
+    assert {"MOST: Final = 2 ** 10", "LEAST: Final = -1.5", "_PARTS: Final = 3"} <= set(lines)
+    assert 'NAMES = ("a", "b")' in lines
+    assert "    return list(zip(one, other))" in lines
+
+
+def test_replace_makes_another_of_the_same_class() -> None:
+    limits = MemoryLimits(tokens=3)
+    assert replace(limits, rows=5) == MemoryLimits(tokens=3, rows=5)
+    assert limits == MemoryLimits(tokens=3)
+    with pytest.raises(TypeError):
+        replace(limits, pages=1)
+
+
 def test_each_init_asks_for_the_same_fields(again: Again) -> None:
     checked = 0
     for name in modules():
         module = again.run(file_of(name, PACKAGE).read_text())
         for kind in vars(import_module(name)).values():
-            if not (isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == name):
+            named = isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
+            if not named or kind.__module__ != name:
                 continue
             new = getattr(module, kind.__name__)
-            assert [field.name for field in fields(kind)] == [field.name for field in fields(new)]
+            names = getattr(kind, "_fields", None) or tuple([field.name for field in fields(kind)])
+            assert names == tuple([field.name for field in fields(new)])
             old_asked, new_asked = (inspect.signature(each).parameters.values() for each in (kind, new))
             assert [(p.name, p.kind, p.default is p.empty) for p in old_asked] == [
                 (p.name, p.kind, p.default is p.empty) for p in new_asked

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from baton.core.load import Role
 from baton.router.events import Effect, Event
 from baton.sim.clients import ClientSpec
+from baton.sim.failure import SimulationError
 from baton.sim.faults import Apart, Cancel, Kill, TakeRole
 from baton.sim.results import RequestResult
 from baton.sim.spec import ClusterSpec
 from baton.sim.workload.arrival import Arrival
-from baton.sim.world import Checks, Options, SimulationError, World
+from baton.sim.world import Checks, Options, World
 
 from .kit import SMALL, arrivals, cluster, faults
 
