@@ -9,12 +9,15 @@ collision would need 2**64 work, and no two tuples of fields share a root.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
 HASH_BYTES = 16
 DEFAULT_KEY = b"baton-prefix-v1"
+BIG_ENDIAN = sys.byteorder == "big"  # keys are the same there as anywhere
 
 
 @lru_cache(maxsize=1024)
@@ -35,9 +38,10 @@ def root_key(
 
 def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """The key of the block that holds `token_ids` after the prefix that `parent` stands for."""
-    return blake2b(
-        struct.pack(f"<{len(token_ids)}I", *token_ids), key=parent, digest_size=HASH_BYTES
-    ).digest()
+    words = array("I", token_ids)  # of four bytes each
+    if BIG_ENDIAN:
+        words.byteswap()
+    return blake2b(words, key=parent, digest_size=HASH_BYTES).digest()
 
 
 def chain(root: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:
