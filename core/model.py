@@ -15,8 +15,8 @@ class Fingerprint:
     weights: digest of names, shapes and contents of all parameters. tokenizer: digest of the vocabulary.
     geometry: what a KV vector means ("layers=30 kv_heads=3 head_dim=64 rope=..."). quantization: how matrices
     are held and multiplied, the word of the configuration after it met the checkpoint. dtype: of what is not
-    quantised. kernels: the backend that computes, since each rounds in its own way. Block size, pool size and
-    KV dtype are not here: the hand-off converts those or refuses by `kv_transfer.layout`.
+    quantised. kernels: the backend that computes and its version, since each rounds in its own way. Block
+    size, pool size and KV dtype are not here: the hand-off converts those or refuses by `kv_transfer.layout`.
     """
 
     protocol: str

@@ -26,7 +26,7 @@ from baton.engine.weights.quantized_folder import open_folder
 from baton.engine.weights.source import WeightSource
 from baton.engine.weights.vocabulary import tokenizer_digest
 from baton.kernels import native
-from baton.kernels.backend import Ops, Sampling, choose
+from baton.kernels.backend import Ops, Sampling, choose, rounding
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -69,7 +69,7 @@ class LoadedModel:
             geometry=self.geometry,
             quantization=self.quantization,
             dtype=self.config.dense_dtype,
-            kernels=self.backend,
+            kernels=rounding(self.backend),
         )
 
     def kv_shape(self, num_blocks: int) -> KvShape:

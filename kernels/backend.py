@@ -78,6 +78,11 @@ def choose(device: torch.device, wanted: str = "auto") -> Ops:
     return _torch(device)
 
 
+def rounding(name: str) -> str:
+    """What the last bits of a backend's results depend on; nodes that differ in it do not work together."""
+    return f"{name} {native.REVISION if name == 'native' else torch.__version__}"
+
+
 def _torch(device: torch.device) -> Ops:
     from baton.kernels import attention
     from baton.kernels.attention import cpu as cpu_attention

@@ -23,6 +23,10 @@ from baton.core.errors import InvalidArgument
 
 log = logging.getLogger(__name__)
 
+# Of the numbers that come out: 1 more with every change after which any of them differs in a bit, so that
+# versions that would give different tokens refuse each other's KV. tests/kernels/test_revision.py notices.
+REVISION = 1
+
 _ISA = {1: "avx2", 2: "avx512"}
 ISA_ENV = "BATON_CPU_ISA"
 Function = Callable[[ctypes.c_void_p, ctypes.c_void_p], None]

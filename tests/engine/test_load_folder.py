@@ -86,6 +86,17 @@ def test_fingerprint_tells_arithmetic_apart(folder: Path) -> None:
     assert differing(dtype="bfloat16") == ["dtype (float32 against bfloat16)"]
 
 
+@pytest.mark.skipif(not native.available(), reason="no native kernels here")
+def test_fingerprint_tells_versions_of_kernels_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = _load(folder).fingerprint
+    told = f"native {native.REVISION}"
+    torchs = _load(folder, backend="torch").fingerprint
+    assert mine.differing(torchs) == [f"kernels ({told} against torch {torch.__version__})"]
+    monkeypatch.setattr(native, "REVISION", native.REVISION + 1)
+    newer = f"native {native.REVISION}"
+    assert mine.differing(_load(folder).fingerprint) == [f"kernels ({told} against {newer})"]
+
+
 def test_shards_are_read_as_one(folder: Path) -> None:
     whole = _load(folder)
     tensors = load_file(folder / "model.safetensors")
