@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from baton.proto.v1 import admin_pb2_grpc, inference_pb2_grpc
 from baton.router.app import RouterApp, RouterSettings
 from baton.router.machine_config import RouterConfig
 from baton.runtime.grpc_channel import channel
+from tests.patience import Patience
 
 __all__ = [
     "PEERS",
@@ -65,9 +65,9 @@ class Cluster:
 
 async def eventually(condition: Callable[[], object], within_s: float = 5.0) -> None:
     """Until `condition()` is true; AssertionError when it is not within the time."""
-    limit = time.monotonic() + within_s
+    patience = Patience(within_s)
     while not condition():
-        assert time.monotonic() < limit, f"still not so after {within_s} s"
+        assert patience.lasts(), f"still not so after {within_s} s"
         await asyncio.sleep(0.005)
 
 

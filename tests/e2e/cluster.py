@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,15 @@ from baton.runtime.grpc_channel import channel
 from baton.runtime.launcher import NODE, ROUTER, Launcher
 from baton.runtime.process import Program
 from baton.runtime.supervisor import Member
+from tests.patience import Patience
 
-IDLE_WITHIN_S = 2.0
+IDLE_WITHIN_S = 4.0
+"""Less than the lease of a hand-off: what is left comes back because somebody said so."""
+
+
+PATIENT: dict[str, Any] = {"lease_s": 10.0}
+"""A process that a busy machine lets stand still for some seconds is not dead: one that died is known by its
+connections, and what a lease is for has tests with leases of their own."""
 
 
 def config(
@@ -46,6 +53,7 @@ def config(
         "prefill": {"count": prefill} | sections.pop("prefill_nodes", {}),
         "decode": {"count": decode} | sections.pop("decode_nodes", {}),
         "both": {"count": both} | sections.pop("both_nodes", {}),
+        "router": PATIENT | sections.pop("router", {}),
         "logging": {"level": "info"},
     } | sections
     return ClusterConfig.model_validate(document)
@@ -94,11 +102,13 @@ class Deployment:
         """The router sees these nodes as up."""
 
         async def missing() -> str:
-            state = await self.state()
-            up = {node.registration.node_id for node in state.nodes if node.state == "up"}
-            return ", ".join(set(names) - up)
+            nodes = {node.registration.node_id: node for node in (await self.state()).nodes}
+            return ", ".join(name for name in names if name not in nodes or not self._is_up(nodes[name]))
 
         await eventually(missing, within_s)
+
+    def _is_up(self, node: NodeState) -> bool:
+        return node.state == "up"
 
     async def _leaks(self) -> str:
         state = await self.state()
@@ -116,6 +126,8 @@ class Cluster(Deployment):
 
     launcher: Launcher
     client: AsyncClient
+    _pace: Path
+    _killed: set[int] = field(default_factory=set)
 
     @property
     def endpoint(self) -> str:
@@ -135,8 +147,61 @@ class Cluster(Deployment):
         os.kill(self.pid(name), number)
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """SIGKILL. `up` is, from here on, what comes after it."""
+        self._killed.add(self.pid(name))
         self.signal(name, signal.SIGKILL)
+
+    def pace(self, step_s: float) -> None:
+        """How much longer each engine step takes from here on, on every node."""
+        new = self._pace.with_name("new")
+        new.write_text(str(step_s))
+        new.replace(self._pace)
+
+    @contextmanager
+    def slowed(self, step_s: float) -> Iterator[None]:
+        """Meanwhile each engine step takes so much longer."""
+        self.pace(step_s)
+        try:
+            yield
+        finally:
+            self.pace(0.0)
+
+    async def hold(self, name: str) -> None:
+        """SIGSTOP, until every thread stands still: the signal alone only asks for it. What the process had
+        sent by then may still be under way: `caught_up`."""
+        self.signal(name, signal.SIGSTOP)
+        pid = self.pid(name)
+
+        async def moving() -> str:
+            return f"{name} moves" if _moves(pid) else ""
+
+        await eventually(moving, 30.0)
+
+    def let_go(self, name: str) -> None:
+        """SIGCONT."""
+        self.signal(name, signal.SIGCONT)
+
+    async def caught_up(self) -> None:
+        """The router has dealt with all that had reached it before: it answers in turn."""
+        for _ in range(3):
+            await self.state()
+
+    def _is_up(self, node: NodeState) -> bool:
+        """And is the process that is there now, not one whose death the router has not heard of yet."""
+        child, pid = self.member(node.registration.node_id).child, node.registration.pid
+        return node.state == "up" and child is not None and child.pid == pid and pid not in self._killed
+
+
+def _moves(pid: int) -> bool:
+    """Whether any thread is in another state than stopped."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it has just ended
+            continue
+        if state != "T":
+            return True
+    return False
 
 
 def _router_counts(state: GetClusterResponse) -> dict[str, int]:
@@ -161,32 +226,41 @@ def _node_counts(node: NodeState) -> dict[str, int]:
 
 async def eventually(check: Callable[[], Any], within_s: float) -> None:
     """Poll until `check` (async, says what is still wrong) says nothing."""
-    end = time.monotonic() + within_s
+    patience = Patience(within_s)
     while wrong := await check():
-        assert time.monotonic() < end, f"after {within_s} s still: {wrong}"
+        assert patience.lasts(), f"after {within_s} s still: {wrong}"
         await asyncio.sleep(0.02)
 
 
-def _programs(log: Path | None) -> dict[str, Program]:
-    if log is None:
-        return {"router": ROUTER, "node": NODE}
-    script = str(Path(__file__).with_name("logged.py"))
+def _no_pace(folder: Path) -> Path:
+    file = folder / "pace"
+    file.write_text("0")
+    return file
+
+
+def _programs(log: Path | None, pace: Path) -> dict[str, Program]:
+    script = str(Path(__file__).with_name("child.py"))
     modules = {"router": ROUTER.args[-1], "node": NODE.args[-1]}
-    return {name: Program((script, str(log), module)) for name, module in modules.items()}
+    return {name: Program((script, str(log or "-"), str(pace), module)) for name, module in modules.items()}
 
 
 @asynccontextmanager
 async def running(settings: ClusterConfig, log: Path | None = None) -> AsyncIterator[Cluster]:
     """A deployment that is ready; at the end nothing of it is left, which is checked. log: gets what its
     processes write."""
-    async with launched(settings, log) as launcher, AsyncClient(launcher.endpoint) as client:
-        yield Cluster(launcher, client)
+    with tempfile.TemporaryDirectory() as folder:
+        pace = _no_pace(Path(folder))
+        async with launched(settings, log, pace) as launcher, AsyncClient(launcher.endpoint) as client:
+            yield Cluster(launcher, client, pace)
 
 
 @asynccontextmanager
-async def launched(settings: ClusterConfig, log: Path | None = None) -> AsyncIterator[Launcher]:
-    """The same without a client: perhaps nodes alone."""
-    launcher = Launcher(settings, progress=lambda text: None, **_programs(log))
+async def launched(
+    settings: ClusterConfig, log: Path | None = None, pace: Path | None = None
+) -> AsyncIterator[Launcher]:
+    """The same without a client: perhaps nodes alone. pace: see `child.py`; None: as fast as can be."""
+    programs = _programs(log, pace or Path(os.devnull))
+    launcher = Launcher(settings, progress=lambda text: None, **programs)
     pids: list[int] = []
     try:
         await launcher.start()

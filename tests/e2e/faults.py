@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,6 +28,12 @@ from tests.relay import Relay
 PATIENCE_S = 30.0
 """For what takes a moment on an idle machine: this one may be busy."""
 
+TRIES = 10
+"""For what only a busy machine can spoil."""
+
+REPORTS_APART_S = 0.5
+"""Nodes that have nothing new report less often than this."""
+
 RELAYED_HOST = "127.0.0.2"
 """Another name of this host: nodes that advertise it can be given a relay between them and everybody else."""
 
@@ -40,6 +47,20 @@ async def until(true: Callable[[], Any], within_s: float = PATIENCE_S, what: str
         return "" if await true() else f"not {what}"
 
     await eventually(wrong, within_s)
+
+
+async def met(true: Callable[[], Awaitable[Any]], *answers: Streaming | asyncio.Future[Any]) -> bool:
+    """Wait until `true` says so; False where an answer is over: then the machine has let the moment pass, and
+    it will not come again. The product did nothing wrong, so try again, TRIES times at most."""
+
+    def over() -> bool:
+        return any(one.over if isinstance(one, Streaming) else one.done() for one in answers)
+
+    async def either() -> bool:
+        return over() or bool(await true())
+
+    await until(either, what="met")
+    return not over()
 
 
 async def ending(answer: Awaitable[Completion]) -> Completion | BatonError:
@@ -72,8 +93,17 @@ class Streaming:
         assert self._tokens < len(self._case.want.token_ids), "it is complete already"
 
     @property
+    def tokens(self) -> int:
+        """So many have come."""
+        return self._tokens
+
+    @property
     def over(self) -> bool:
         return self._task.done()
+
+    def at_end(self, tell: Callable[[Streaming], Any]) -> None:
+        """When it is over, one way or the other."""
+        self._task.add_done_callback(lambda _: tell(self))
 
     async def end(self) -> Completion | BatonError:
         return await asyncio.wait_for(self._task, 2 * PATIENCE_S)
@@ -115,12 +145,38 @@ async def load_is(cluster: Deployment, node: str, **counts: int) -> None:
     await eventually(short, PATIENCE_S)
 
 
+async def reported(cluster: Deployment, *nodes: str) -> None:
+    """Wait until each has reported twice more: the second time, of what was so after this began."""
+    counts, last_s = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, time.monotonic())
+
+    async def old() -> str:
+        for name in nodes:
+            age_s = (await cluster.node(name)).report_age_s
+            at_s = time.monotonic() - age_s  # or a little earlier: it took a moment to hear of it
+            if at_s > last_s[name] + REPORTS_APART_S:
+                counts[name], last_s[name] = counts[name] + 1, at_s
+        return f"reports: {counts}" if min(counts.values()) < 2 else ""
+
+    await eventually(old, PATIENCE_S)
+
+
 async def state_is(cluster: Deployment, node: str, *states: str, within_s: float = PATIENCE_S) -> None:
     async def other() -> str:
         found = (await cluster.node(node)).state
         return "" if found in states else f"{node} is {found}"
 
     await eventually(other, within_s)
+
+
+async def lost(cluster: Cluster, node: str, pid: int) -> None:
+    """Wait until the router has lost the process that had this pid there. Where it is back already, that was
+    long ago."""
+
+    async def there() -> str:
+        found = await cluster.node(node)
+        return f"{node} is {found.state}" if found.registration.pid == pid and found.state != "lost" else ""
+
+    await eventually(there, PATIENCE_S)
 
 
 async def another(cluster: Cluster, name: str, pid: int) -> None:
@@ -130,7 +186,7 @@ async def another(cluster: Cluster, name: str, pid: int) -> None:
         child = cluster.member(name).child
         return child is not None and child.pid != pid and child.exit_code is None
 
-    await until(running, what=f"{name} started again")
+    await until(running, 2 * PATIENCE_S, what=f"{name} started again")
 
 
 async def set_role(cluster: Deployment, node: str, role: int) -> None:

@@ -28,7 +28,7 @@ from baton.runtime.child import Ready, RouterStart
 from baton.runtime.client.aio import AsyncClient
 from baton.runtime.config import ClusterConfig
 from baton.runtime.launcher import node_start
-from tests.e2e.cluster import Deployment, eventually
+from tests.e2e.cluster import IDLE_WITHIN_S, Deployment, eventually
 
 
 @dataclass
@@ -98,7 +98,7 @@ class InProcess(Deployment):
         for name in list(self.nodes):
             await self.remove(name)
 
-    async def settled(self, within_s: float = 2.0) -> None:
+    async def settled(self, within_s: float = IDLE_WITHIN_S) -> None:
         """Nothing is left of any request, and every node's books balance."""
         await self.idle(within_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from baton.core.batch import Batch, StepOutput
 from baton.node import build
 from tests.e2e.cluster import config
 from tests.e2e.exact import QUIET, Case, all_exact, solid_case, tiny
+from tests.e2e.faults import TRIES
 from tests.e2e.inprocess import InProcess, inprocess
 from tests.models import Reference, prompt_of
 
@@ -61,11 +63,13 @@ async def test_shared_beginnings_are_read_together_and_exactly(
 ) -> None:
     async with inprocess(config(model[0], **QUIET, transfer={"kinds": (way,)})) as cluster:
         batches = _watch(cluster, "decode-0")
-        for _ in range(2):  # at once, when nothing is there yet, and again, when all of it is
+        for attempt in range(2 + TRIES):  # at once, when nothing is there yet, and again, when all of it is
             answers = await all_exact(cluster, cases * 2)
             assert {answer.timings.decode_node for answer in answers} == {"decode-0"}
+            shared = [part for batch in batches for part in batch.shared]
+            if attempt > 0 and shared and max(len(part.rows) for part in shared) > 2:
+                break  # else they did not meet
         await cluster.settled()
-    shared = [part for batch in batches for part in batch.shared]
     assert max(len(part.rows) for part in shared) > 2
     assert max(part.end_block for part in shared) >= 8
 
@@ -84,8 +88,14 @@ async def test_hand_offs_that_cross_leave_one_copy_of_what_they_share(
     case = solid_case(model[1], 41, MEETING_TOKENS)
     async with inprocess(config(model[0], **QUIET)) as cluster:
         batches = _watch(cluster, "decode-0")
-        await all_exact(cluster, [case] * 8)
-        tables = [[row.block_table[:10] for row in batch.rows] for batch in batches if len(batch.rows) > 4]
+        tables: list[Any] = []
+        for attempt in range(TRIES):  # until five of them meet
+            await all_exact(cluster, [case] * 8, salt=str(attempt))
+            tables = [
+                [row.block_table[:10] for row in batch.rows] for batch in batches if len(batch.rows) > 4
+            ]
+            if tables:
+                break
         assert tables
         assert all(len({tuple(table) for table in each}) == 1 for each in tables)
         await cluster.settled()

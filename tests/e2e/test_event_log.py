@@ -17,14 +17,14 @@ from tests.models import write_model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("t") / "t", "T", seed=0)
+    return write_model(tmp_path_factory.mktemp("t") / "t", "T", seed=0, max_position_embeddings=8192)
 
 
 async def traffic(cluster: InProcess) -> None:
     """Answers, a cancelled stream, a stop string, and a node that leaves in the middle."""
     ask = cluster.client.generate
     await asyncio.gather(*(ask(list(range(5, 9 + 7 * i)), max_tokens=6, seed=i) for i in range(6)))
-    stream = cluster.client.stream(list(range(5, 30)), max_tokens=200, ignore_eos=True)
+    stream = cluster.client.stream(list(range(5, 30)), max_tokens=4000, ignore_eos=True)
     async for _ in stream:
         stream.cancel()
         break
@@ -52,7 +52,9 @@ async def test_a_live_log_replays_to_identical_effects(
 
     with monkeypatch.context() as patch:
         patch.setattr(RouterMachine, "step", recorded)
-        async with inprocess(config(model, decode=2, router={"event_log": str(path)})) as cluster:
+        async with inprocess(
+            config(model, decode=2, engine={"num_blocks": 2048}, router={"event_log": str(path)})
+        ) as cluster:
             await traffic(cluster)
     seen = kinds(effect for _, _, effects in live for effect in effects)
     assert {Dispatch, Deliver, Complete, CancelOn} <= seen, "too little happened to compare"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from baton.runtime.client.types import Completion
 from tests.e2e.cluster import config
 from tests.e2e.exact import QUIET, Case, all_exact, exact, solid_case, tiny
+from tests.e2e.faults import TRIES
 from tests.e2e.inprocess import InProcess, inprocess
 from tests.models import Reference
 
@@ -47,11 +49,21 @@ async def test_prompts_around_a_blocks_edge(
     engine = {"block_size": block_size, "prefix_caching": caching}
     async with inprocess(config(model[0], **QUIET, engine=engine, transfer={"kinds": (way,)})) as cluster:
         for case in edges[block_size] * 2:
-            answer = await asyncio.wait_for(exact(cluster, case), DONE_WITHIN_S)
+            answer = await _in_time(cluster, case)
             assert answer.timings.decode_node == "decode-0"
             if not caching:
                 assert answer.usage.cached_tokens == 0
         await cluster.settled()
+
+
+async def _in_time(cluster: InProcess, case: Case) -> Completion:
+    """Asked again where the machine took its time; what waits for a timer takes it every time."""
+    for attempt in range(TRIES):
+        begun_s = time.monotonic()
+        answer = await exact(cluster, case, salt="again" * attempt)
+        if time.monotonic() - begun_s < DONE_WITHIN_S:
+            return answer
+    raise AssertionError(f"an answer never takes less than {DONE_WITHIN_S} s")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -17,8 +17,10 @@ import torch
 from baton.core.errors import Cancelled
 from baton.core.prefix import chain, root_key
 from baton.router.prefix_view import NodePrefixes, PromptChains
+from baton.runtime.client.types import Completion
 from tests.e2e.cluster import config, eventually
 from tests.e2e.exact import QUIET, Case, all_exact, exact, solid_case, tiny
+from tests.e2e.faults import PATIENCE_S, TRIES
 from tests.e2e.inprocess import InProcess, inprocess
 from tests.models import Reference, prompt_of
 
@@ -129,13 +131,18 @@ async def test_no_hits_where_there_are_none(model: tuple[Path, Reference]) -> No
     cases = [solid_case(model[1], 9, 24, [3 + i]) for i in range(10)]
     small = {"engine": {"num_blocks": 20}}
     async with inprocess(config(model[0], **QUIET, decode_nodes=small)) as cluster:
-        answers = await all_exact(cluster, cases)
-        await cluster.settled()
-        assert sum(answer.timings.preemptions for answer in answers) > 0
-        assert [answer.usage.cached_tokens for answer in answers] == [0] * len(cases)
+        answers: list[Completion] = []
+        for attempt in range(TRIES):  # some may be done before the next come
+            answers += await all_exact(cluster, cases, salt=str(attempt))
+            await cluster.settled()
+            if sum(answer.timings.preemptions for answer in answers):
+                break
+        else:
+            raise AssertionError("there was always room for all")
+        assert [answer.usage.cached_tokens for answer in answers] == [0] * len(answers)
         nodes = cluster.nodes.values()
         assert sum(node.metric(HITS) for node in nodes) == 0
-        assert sum(node.metric(QUERIES) for node in nodes) == sum(len(case.prompt) for case in cases)
+        assert sum(node.metric(QUERIES) for node in nodes) == sum(a.usage.prompt_tokens for a in answers)
 
 
 # ---- pools that are too small to keep everything (PFX3) ---------------------------------------------------
@@ -221,7 +228,7 @@ async def test_the_router_knows_what_nodes_will_find(
     async with inprocess(config(model[0], **QUIET)) as cluster:
         hits = []
         for case in [*family, *family]:
-            await eventually(lambda: _not_told_yet(cluster), 5)
+            await eventually(lambda: _not_told_yet(cluster), PATIENCE_S)
             predicted = PromptChains(case.prompt, "").matched_tokens(_view(cluster, "prefill-0"))
             assert (await exact(cluster, case)).usage.cached_tokens == predicted
             hits.append(predicted)

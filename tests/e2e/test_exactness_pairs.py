@@ -18,7 +18,7 @@ from tests.e2e.exact import QUIET, Case, all_exact, exact, solid_case, tiny
 from tests.e2e.inprocess import inprocess
 from tests.models import Reference, write_model
 
-REFUSED_WITHIN_S = 5.0
+REFUSED_WITHIN_S = 20.0  # on a busy machine; it is the refusal that is told, and no deadline
 BFLOAT16_TOLERANCE = 0.3  # of a logprob
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {

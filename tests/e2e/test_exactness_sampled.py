@@ -26,6 +26,7 @@ from baton.runtime.client.types import Completion, Options
 from baton.runtime.grpc_channel import channel
 from tests.e2e.cluster import config
 from tests.e2e.exact import LOGPROB_TOLERANCE, QUIET, Case, exact, solid_case, tiny
+from tests.e2e.faults import TRIES
 from tests.e2e.inprocess import InProcess, inprocess
 from tests.models import Reference, prompt_of
 from tests.tokenizers_t import VOCAB_SIZE
@@ -104,11 +105,15 @@ async def test_the_same_on_a_node_of_both_roles_and_after_a_preemption(
     async with inprocess(config(model[0], prefill=0, decode=0, both=1, **QUIET)) as cluster:
         assert (await cluster.client.generate(case.prompt, **SEEDED)).token_ids == alone.token_ids
     async with inprocess(config(model[0], decode_nodes=small, **QUIET)) as cluster:
-        answers = await asyncio.gather(
-            *(cluster.client.generate(case.prompt, salt=str(i), **SEEDED) for i in range(6))
-        )
-        assert sum(answer.timings.preemptions for answer in answers) > 0
-        assert {answer.token_ids for answer in answers} == {alone.token_ids}
+        for attempt in range(TRIES):  # some may be done before the next come
+            answers = await asyncio.gather(
+                *(cluster.client.generate(case.prompt, salt=f"{attempt} {i}", **SEEDED) for i in range(6))
+            )
+            assert {answer.token_ids for answer in answers} == {alone.token_ids}
+            if sum(answer.timings.preemptions for answer in answers):
+                break
+        else:
+            raise AssertionError("there was always room for all")
         await cluster.settled()
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,17 +18,19 @@ import torch
 from baton.core.errors import BatonError, Cancelled, DeadlineExceeded
 from baton.proto.v1 import inference_pb2 as pb
 from baton.runtime.client.aio import AsyncStream
+from baton.runtime.client.types import Timings
 from baton.runtime.grpc_channel import channel
 from tests.e2e.cluster import Cluster, config, running
 from tests.e2e.exact import Case, all_exact, exact, solid_case, tiny
 from tests.e2e.faults import (
     PATIENCE_S,
+    TRIES,
     Streaming,
     back_to,
     ending,
     healthy,
     holdings,
-    load_is,
+    met,
     trouble,
     until,
 )
@@ -41,8 +42,11 @@ MAX_RUNNING = 8
 # A step takes about a millisecond, and a cancel some messages between processes: enough has to be asked for
 # that it comes in the middle.
 WIDE = 4096
-LASTING = 480  # tokens of an answer
+LASTING = 16_000  # tokens of an answer that is always cancelled
 CHUNKED = 16  # long prompts at once
+STEP_S = 0.01  # where prompts are not to be done before they were looked at
+DEADLINE_S = 3.0  # enough for a first token on a busy machine
+SOONER_S = 8.0  # than LASTING tokens take on an idle one
 NAMES = ("router-0", "prefill-0", "decode-0")
 
 
@@ -60,11 +64,11 @@ class World:
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("cancel")
-    model, reference = tiny(folder, intermediate_size=WIDE)
+    model, reference = tiny(folder, intermediate_size=WIDE, max_position_embeddings=2 * LASTING)
     cases = [solid_case(reference, 5 + i, 8, prefix=[40 + i]) for i in range(8)]
     streaming, long = solid_case(reference, 5, 150), solid_case(reference, 400, 4)
     lasting = replace(streaming, want=replace(streaming.want, token_ids=[0] * LASTING))
-    engine = {"chunk_tokens": 4, "max_batch_tokens": 8, "max_running": MAX_RUNNING, "num_blocks": 1024}
+    engine = {"chunk_tokens": 4, "max_batch_tokens": 8, "max_running": MAX_RUNNING, "num_blocks": LASTING}
     log = folder / "log"
     async with running(config(model, engine=engine), log) as cluster:
         await exact(cluster, cases[0])
@@ -106,31 +110,49 @@ async def test_a_cancel_in_each_state(world: World) -> None:
     cluster = world.cluster
     for round_number in range(3):
         steps = (await cluster.node("decode-0")).load.steps
-        cluster.signal("prefill-0", signal.SIGSTOP)
+        await cluster.hold("prefill-0")
         try:
             held = [Streaming(cluster, world.lasting, salt=f"held {round_number} {i}") for i in range(8)]
             await until(lambda: _in_flight(cluster, 8), what="sent")
             await asyncio.gather(*(stream.cancelled() for stream in held))
         finally:
-            cluster.signal("prefill-0", signal.SIGCONT)
+            cluster.let_go("prefill-0")
         await cluster.idle(PATIENCE_S)
         # The cancel follows the request, so some tokens may be made before it is known.
-        assert (await cluster.node("decode-0")).load.steps < steps + LASTING / 2
-        chunks = [Streaming(cluster, world.long, salt=f"chunk {round_number} {i}") for i in range(CHUNKED)]
-        await load_is(cluster, "prefill-0", running=1)
-        await _in_chunks_cancelled(chunks)
-        running = Streaming(cluster, world.streaming, salt=f"running {round_number}")
+        assert (await cluster.node("decode-0")).load.steps < steps + LASTING / 8
+        await _in_chunks_cancelled(world, salt=f"chunk {round_number}")
+        running = Streaming(cluster, world.lasting, salt=f"running {round_number}")
         await running.some(5)
         await running.cancelled()
         await cluster.idle(PATIENCE_S)
 
 
-async def _in_chunks_cancelled(streams: list[Streaming]) -> None:
-    """They run two by two, in order: the first may be over by now, the second half is not."""
-    for stream in streams:
-        stream.stream.cancel()
-    ends = [await stream.end() for stream in streams]
-    assert all(isinstance(ended, Cancelled) for ended in ends[len(ends) // 2 :]), ends
+async def _in_chunks_cancelled(world: World, salt: str) -> None:
+    """They run two by two, in order: the first may be over when the node is held, the second half is not."""
+    cluster = world.cluster
+    for attempt in range(TRIES):
+        steps = (await cluster.node("prefill-0")).load.steps
+        streams = [Streaming(cluster, world.long, salt=f"{salt} {attempt} {i}") for i in range(CHUNKED)]
+        with cluster.slowed(STEP_S):
+            await met(partial(_more_steps, cluster, steps), streams[-1])
+            await cluster.hold("prefill-0")
+        try:
+            await cluster.caught_up()
+            early = not await _in_flight(cluster, CHUNKED // 2)
+            for stream in streams:
+                stream.stream.cancel()
+            ends = [await stream.end() for stream in streams]
+        finally:
+            cluster.let_go("prefill-0")
+        if not early:
+            assert all(isinstance(ended, Cancelled) for ended in ends[CHUNKED // 2 :]), ends
+            return
+        await cluster.idle(PATIENCE_S)
+    raise AssertionError("half of them were always over")
+
+
+async def _more_steps(cluster: Cluster, than: int) -> bool:
+    return bool((await cluster.node("prefill-0")).load.steps > than)
 
 
 async def _in_flight(cluster: Cluster, least: int) -> bool:
@@ -153,10 +175,13 @@ async def test_several_choices(world: World) -> None:
         _length_until(choice.token_ids, stop) for choice in whole.choices
     ]
     for messages in (3, None):
-        stream = cluster.client.stream(prompt, **seeded | {"max_tokens": 400}, stop_token_ids=[stop])
-        with pytest.raises(Cancelled):
-            await _cancel_after(stream, messages)
-        await cluster.idle(PATIENCE_S)
+        for _ in range(TRIES):  # its choices come to their own ends, soon
+            stream = cluster.client.stream(prompt, **seeded | {"max_tokens": 400}, stop_token_ids=[stop])
+            left = await ending(_cancel_after(stream, messages))
+            await cluster.idle(PATIENCE_S)
+            if isinstance(left, Cancelled):
+                break
+        assert isinstance(left, Cancelled), left
     assert max(lengths) > 5
 
 
@@ -180,7 +205,7 @@ async def test_equal_client_ids(world: World) -> None:
     await all_exact(cluster, world.cases, request_id="same")
     for case in world.cases[:3]:
         await exact(cluster, case, request_id="same")
-    one = Streaming(cluster, world.streaming, request_id="same", salt="one")
+    one = Streaming(cluster, world.lasting, request_id="same", salt="one")
     two = Streaming(cluster, world.streaming, request_id="same", salt="two")
     await one.some(2)
     await one.cancelled()
@@ -197,23 +222,23 @@ async def test_a_deadline_is_kept_everywhere(world: World) -> None:
     says after its request arrives, and when the router has stopped meanwhile."""
     cluster = world.cluster
     async with Relay(cluster.endpoint) as relay, channel(relay.address) as connection:
-        call = _generate(connection, world, timeout_s=0.3)
-        await call.read()
+        call = _generate(connection, world, timeout_s=DEADLINE_S)
+        assert await call.read() is not grpc.aio.EOF
         relay.up.swallow = True
         assert await _status(call) is grpc.StatusCode.DEADLINE_EXCEEDED
-        await cluster.idle(PATIENCE_S)
-    stream = cluster.client.stream([5, 6], max_tokens=500, ignore_eos=True, timeout_s=1.0)
+        await cluster.idle(SOONER_S)
+    stream = cluster.client.stream([5, 6], max_tokens=LASTING, ignore_eos=True, timeout_s=DEADLINE_S)
     deltas = aiter(stream)
     await anext(deltas)
-    cluster.signal("router-0", signal.SIGSTOP)
+    await cluster.hold("router-0")
     try:
-        await asyncio.sleep(1.2)  # the nodes have only their own clocks
+        await asyncio.sleep(DEADLINE_S + 0.2)  # the nodes have only their own clocks
     finally:
-        cluster.signal("router-0", signal.SIGCONT)
-    with contextlib.suppress(DeadlineExceeded):  # it may have been faster
+        cluster.let_go("router-0")
+    with pytest.raises(DeadlineExceeded):
         async for _ in deltas:
             pass
-    await cluster.idle(PATIENCE_S)
+    await cluster.idle(SOONER_S)
     with pytest.raises(DeadlineExceeded):
         await cluster.client.generate([5, 6], max_tokens=5, timeout_s=0.0)
     await exact(cluster, world.cases[0])
@@ -239,7 +264,7 @@ async def test_a_stream_that_is_never_half_closed(world: World) -> None:
         assert got == case.want.token_ids
         assert await call.code() is grpc.StatusCode.OK
         open_end = method(timeout=PATIENCE_S)
-        request.max_tokens = 400
+        request.max_tokens = LASTING
         await open_end.write(request)
         await open_end.read()
         open_end.cancel()
@@ -251,25 +276,33 @@ async def test_times_add_up(world: World) -> None:
     time per token. All by the router's clock: the nodes' do not matter."""
     cluster = world.cluster
     for case, tokens in ((world.streaming, 150), (world.cases[0], 2), (world.cases[0], 1), (world.long, 4)):
-        started_s = time.monotonic()
-        answer = await cluster.client.generate(
-            case.prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, salt="times"
-        )
-        client_s, t = time.monotonic() - started_s, answer.timings
-        parts = (t.queue_s, t.prefill_s, t.transfer_s, t.decode_s)
-        assert min(parts) >= 0
-        assert sum(parts) == pytest.approx(t.total_s, abs=1e-6)
-        assert 0 < t.total_s <= client_s
-        assert client_s - t.total_s < 0.1 + 0.1 * client_s
-        assert t.ttft_s is not None
-        assert t.ttft_s == pytest.approx(t.queue_s + t.prefill_s, abs=1e-6)
-        assert min(t.prefill_node_s, t.transfer_node_s) >= 0
-        assert t.prefill_node_s <= t.total_s
-        if tokens == 1:
-            assert t.tpot_s is None
+        for _ in range(TRIES):  # a busy machine may come late with the client's end of it
+            started_s = time.monotonic()
+            answer = await cluster.client.generate(
+                case.prompt, max_tokens=tokens, temperature=0.0, ignore_eos=True, salt="times"
+            )
+            client_s = time.monotonic() - started_s
+            _check_times(answer.timings, client_s, tokens)
+            if client_s - answer.timings.total_s < 0.1 + 0.1 * client_s:
+                break
         else:
-            assert t.tpot_s is not None
-            assert 0 <= t.ttft_s + (tokens - 1) * t.tpot_s <= t.total_s + 1e-6
+            raise AssertionError("they are never about what the client sees")
+
+
+def _check_times(t: Timings, client_s: float, tokens: int) -> None:
+    parts = (t.queue_s, t.prefill_s, t.transfer_s, t.decode_s)
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(t.total_s, abs=1e-6)
+    assert 0 < t.total_s <= client_s
+    assert t.ttft_s is not None
+    assert t.ttft_s == pytest.approx(t.queue_s + t.prefill_s, abs=1e-6)
+    assert min(t.prefill_node_s, t.transfer_node_s) >= 0
+    assert t.prefill_node_s <= t.total_s
+    if tokens == 1:
+        assert t.tpot_s is None
+    else:
+        assert t.tpot_s is not None
+        assert 0 <= t.ttft_s + (tokens - 1) * t.tpot_s <= t.total_s + 1e-6
 
 
 async def test_saturation_is_no_illness(world: World) -> None:
@@ -291,7 +324,7 @@ def _generate(connection: grpc.aio.Channel, world: World, timeout_s: float) -> o
         request_serializer=pb.GenerateRequest.SerializeToString,
         response_deserializer=pb.GenerateResponse.FromString,
     )
-    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=world.streaming.prompt), max_tokens=500)
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=world.streaming.prompt), max_tokens=LASTING)
     request.sampling.ignore_eos = True
     return method(request, timeout=timeout_s)
 

@@ -16,13 +16,14 @@ from baton.core.errors import InvalidArgument
 from baton.core.request import FinishReason
 from tests.e2e.cluster import Cluster, config, running
 from tests.e2e.exact import Case, all_exact, exact, solid_case, tiny
-from tests.e2e.faults import PATIENCE_S, Streaming, trouble, until
+from tests.e2e.faults import PATIENCE_S, TRIES, Streaming, met, trouble, until
 from tests.models import Reference, prompt_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PREFILL_BLOCKS, DECODE_BLOCKS = 40, 24
 CONTEXT = 4 * DECODE_BLOCKS  # tokens that fit into the smaller pool
+STEP_S = 0.02  # where answers are not to be over before they were looked at
 CANARY_S = 5.0  # 2 on an idle machine
 
 
@@ -75,20 +76,47 @@ async def test_decode_runs_out_of_blocks(world: World, count: int) -> None:
 
 
 async def test_a_cancel_of_a_preempted_one(world: World) -> None:
-    """CAN2, states "preempted" and "waiting at decode": nothing of it is computed again."""
+    """CAN2, states "preempted" and "waiting at decode": nothing of it is computed again. Decode is held from
+    when somebody was seen to wait until all others are cancelled."""
     cluster = world.cluster
     cases = [solid_case(world.reference, 16, 64, prefix=[60 + i]) for i in range(5)]
     for round_number in range(3):
-        held = [Streaming(cluster, case, salt=f"{round_number} {i}") for i, case in enumerate(cases)]
-
-        async def waits() -> bool:
-            load = (await cluster.node("decode-0")).load
-            return load.waiting + load.reserved > 0
-
-        await until(waits, what="somebody waits")
+        held = await _held_where_some_wait(cluster, cases, salt=f"round {round_number}")
         await asyncio.gather(*(stream.cancelled() for stream in held[1:]))
+        cluster.let_go("decode-0")
         await held[0].exact()
         await cluster.idle(PATIENCE_S)
+
+
+async def _held_where_some_wait(cluster: Cluster, cases: list[Case], salt: str) -> list[Streaming]:
+    """Answers of which none is over, at a decode node that has no room for all and stands still."""
+
+    async def waits() -> bool:
+        load = (await cluster.node("decode-0")).load
+        return load.waiting + load.reserved > 0
+
+    for attempt in range(TRIES):
+        await cluster.hold("decode-0")  # so that they come to it together
+        held = [Streaming(cluster, case, salt=f"{salt} {attempt} {i}") for i, case in enumerate(cases)]
+        await until(lambda: _under_way(cluster, len(cases)), what="sent")
+        with cluster.slowed(STEP_S):
+            cluster.let_go("decode-0")
+            seen = await met(waits, *held)
+            await cluster.hold("decode-0")
+        await cluster.caught_up()
+        if seen and await waits() and await _under_way(cluster, len(cases)):
+            return held
+        cluster.let_go("decode-0")
+        for stream in held:
+            await stream.exact()
+        await cluster.idle(PATIENCE_S)
+    raise AssertionError("nobody was met waiting")
+
+
+async def _under_way(cluster: Cluster, count: int) -> bool:
+    """The router has so many requests, of which none is over."""
+    state = await cluster.state()
+    return bool(state.in_flight + state.queued == count)
 
 
 async def test_what_fits_the_context_but_no_pool(world: World) -> None:
@@ -133,16 +161,39 @@ async def test_a_long_prompt_stops_no_short_ones(world: World) -> None:
 
 
 async def test_priority_goes_first(world: World) -> None:
-    """SCH5 c: all slots taken by long ones of low priority; a high one starts before they have ended."""
+    """SCH5 c: all slots taken by long ones of low priority; a high one starts before they have ended. It
+    comes while decode is held, and what counts is the order of the ends."""
     cluster = world.cluster
     low = [solid_case(world.reference, 5, 80, prefix=[40 + i]) for i in range(6)]
-    held = [Streaming(cluster, case, salt=f"low {i}", priority=5) for i, case in enumerate(low)]
-    await held[0].some(2)
-    await exact(cluster, world.canary, priority=-5)
-    assert sum(stream.over for stream in held) < len(held)
-    for stream in held:
+    for attempt in range(TRIES):
+        with cluster.slowed(STEP_S):
+            held = [
+                Streaming(cluster, case, salt=f"low {attempt} {i}", priority=5) for i, case in enumerate(low)
+            ]
+            seen = await met(lambda: _running(cluster), *held)
+            await cluster.hold("decode-0")
+        await cluster.caught_up()
+        if seen and await _under_way(cluster, len(low)):
+            break
+        cluster.let_go("decode-0")
+        for stream in held:
+            await stream.exact()
+    else:
+        raise AssertionError("they were never met running")
+    ends: list[Streaming] = []
+    high = Streaming(cluster, world.canary, salt="high", priority=-5)
+    for stream in (*held, high):
+        stream.at_end(ends.append)
+    await until(lambda: _under_way(cluster, len(low) + 1), what="sent")
+    cluster.let_go("decode-0")
+    for stream in (*held, high):
         await stream.exact()
+    assert ends.index(high) < len(low)
     await cluster.idle(PATIENCE_S)
+
+
+async def _running(cluster: Cluster) -> bool:
+    return bool((await cluster.node("decode-0")).load.running)
 
 
 async def test_nothing_to_complain_of(world: World) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from tests.e2e.faults import (
     trouble,
     until,
 )
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -61,10 +61,10 @@ class World:
         """Bytes of KV that have left the prefill node."""
         return sum(relay.up.taken_bytes for relay in self.relays.rest)
 
-    async def in_flight(self) -> None:
-        """Wait until there is KV that was sent and has not arrived."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.taken() <= self.passed():  # noqa: ASYNC110 - nothing tells of it
+    async def sent(self, before: int) -> None:
+        """Wait until more KV than `before` was sent. It arrives as late as the way is now."""
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while self.taken() <= before:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.001)
 
     async def all_arrived(self, before: int) -> None:
@@ -83,12 +83,6 @@ class World:
         """A restarted decode node has other ports."""
         await self.stack.aclose()
         self.relays = await self.stack.enter_async_context(relays(self.cluster, "decode-0", self.relays.grpc))
-
-
-def free_port() -> int:
-    """Free on this host by all its names."""
-    with socket.create_server(("0.0.0.0", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -127,12 +121,12 @@ async def test_kv_that_comes_late_reaches_nobody_else(world: World) -> None:
     for round_number in range(15):
         first, second = draw.sample(world.cases, 2)
         salt = str(round_number)  # everything is written anew
-        before = world.passed()
+        before, taken = world.passed(), world.taken()
         world.delay(draw.choice((0.01, 0.05, 0.2, LATEST_S)))
         await drain(cluster, "prefill-1")
         stream = cluster.client.stream(first.prompt, max_tokens=OUTPUT, ignore_eos=True, salt=salt)
         reading = asyncio.ensure_future(ending(_drained(stream)))
-        await world.in_flight()
+        await world.sent(taken)
         await asyncio.sleep(draw.uniform(0, 0.03))  # somewhere within its chunks
         await drain(cluster, "prefill-1", draining=False)
         await drain(cluster, "prefill-0")  # what follows comes by a connection of its own, and overtakes

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,6 +36,7 @@ from tests.e2e.faults import (
     state_is,
     until,
 )
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -84,12 +84,6 @@ class World:
         return await self.cluster.client.generate(prompt, salt=salt, logprobs=0, timeout_s=120, **options)
 
 
-def free_port() -> int:
-    """Free on this host by all its names."""
-    with socket.create_server(("0.0.0.0", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world() -> AsyncIterator[World]:
     torch.set_num_threads(1)
@@ -106,7 +100,7 @@ async def world() -> AsyncIterator[World]:
             "kv_dtype": "int8",
         },
         transfer={"kinds": ("tcp",)},
-        router={"max_retries": 10},
+        router={"max_retries": 10, "lease_s": 3.0},
         supervise={"max_restarts": 100, "backoff_s": 0.1},
     )
     prompt = list(load_tokenizer(str(locate("demo"))).encode(TEXT))[:600]

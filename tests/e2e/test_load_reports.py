@@ -13,6 +13,7 @@ from baton.core.load import LoadReport
 from baton.router.nodes import Node
 from tests.e2e.cluster import config, eventually
 from tests.e2e.exact import QUIET, solid_case, tiny
+from tests.e2e.faults import PATIENCE_S
 from tests.e2e.inprocess import inprocess
 
 
@@ -39,6 +40,6 @@ async def test_each_prompt_is_named_once_by_its_node(tmp_path: Path, monkeypatch
             told = Counter(node for node, _ in named)
             return "" if told == served else f"{told} of {served}"
 
-        await eventually(missing, 5.0)
+        await eventually(missing, PATIENCE_S)
         await cluster.settled()
     assert set(named.values()) == {1}

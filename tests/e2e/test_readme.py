@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.ports import SharedPort
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -35,7 +35,8 @@ class Ports:
     http: int
 
     def put(self, text: str) -> str:
-        return text.replace("8000", str(self.grpc)).replace("8080", str(self.http))
+        free = {"8000": str(self.grpc), "8080": str(self.http)}
+        return re.sub("|".join(free), lambda found: free[found[0]], text)
 
 
 def argv(command: str, ports: Ports) -> list[str]:
@@ -46,10 +47,7 @@ def argv(command: str, ports: Ports) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ports() -> Ports:
-    held = SharedPort("127.0.0.1"), SharedPort("127.0.0.1")
-    for port in held:
-        port.close()
-    return Ports(*(port.port for port in held))
+    return Ports(free_port(), free_port())
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ async def test_a_node_with_another_tokenizer_is_refused_with_the_item(tmp_path: 
                 await cluster.client.generate([5, 6, 7], max_tokens=1, timeout_s=5)
             return "" if items in str(caught.value) else str(caught.value)
 
-        await eventually(told, 10)
+        await eventually(told, 30)
         assert not cluster.router.membership.members
         await cluster.add(config(mine, prefill=0, decode=0, both=2), Role.BOTH, 1)
         await cluster.up("both-1")
