@@ -16,8 +16,8 @@ import torch
 from baton.core.errors import FailedPrecondition, Unavailable
 from baton.kv_transfer.api import Outcome, Write
 from baton.kv_transfer.faulty import Faults
+from tests.kv_transfer.half_way import HalfWay
 from tests.kv_transfer.rig import (
-    LARGE,
     SMALL,
     Rig,
     naive_copy,
@@ -49,10 +49,7 @@ UNEQUAL = [
 ]
 
 
-class Conformance:
-    kind: str
-    faults: Faults | None = None
-
+class Conformance(HalfWay):
     @pytest.fixture
     def rig(self) -> Iterator[Rig]:
         torch.set_num_threads(1)
@@ -173,42 +170,6 @@ class Conformance:
         assert [c.write_id for c in source.ended] == list(range(1, 200))
         assert same_bits(target.tensor[1:], source.tensor[1:])
 
-    def test_cancel_half_way(self, rig: Rig) -> None:
-        source, target = rig.node("s", LARGE, fill=1.0), rig.node("t", LARGE, fill=0.0)
-        connection = source.transport.connect(target.peer())
-        target.transport.open(1, "s", range(1, 49))
-        target.transport.open(2, "s", [48])
-        for i in range(8):
-            connection.submit(write_of(i, 1, range(1, 48), range(1, 48), block_size=16))
-        connection.submit(write_of(8, 2, [48], [48], block_size=16))
-        source.wait(1)
-        connection.cancel(1)
-        connection.cancel(12345)
-        ended = source.wait(9)
-        target.tensor[:48] = SENTINEL  # whatever landed after the last completion would show
-        assert {ended[i].outcome for i in range(8)} == {Outcome.APPLIED, Outcome.CANCELLED}
-        assert ended[8].outcome is Outcome.APPLIED
-        target.transport.open(3, "s", [48])
-        connection.submit(write_of(9, 3, [48], [48], block_size=16))
-        assert source.wait(10)[9].outcome is Outcome.APPLIED
-        assert bool((target.tensor[:48] == SENTINEL).all())
-
-    def test_fence_half_way(self, rig: Rig) -> None:
-        source, target = rig.node("s", LARGE, fill=1.0), rig.node("t", LARGE, fill=0.0)
-        connection = source.transport.connect(target.peer())
-        target.transport.open(1, "s", range(1, 49))
-        for i in range(6):
-            connection.submit(write_of(i, 1, range(1, 49), range(1, 49), block_size=16))
-        source.wait(1)
-        assert target.transport.fence(1, "s") is rig.fences
-        if rig.fences:
-            target.tensor.fill_(SENTINEL)
-        ended = source.wait(6)
-        if rig.fences:
-            assert Outcome.FAILED in {c.outcome for c in ended.values()}
-            assert bool((target.tensor == SENTINEL).all())
-        assert target.transport.fence(55, "nobody") is rig.fences
-
     def test_only_opened_transfers_and_their_blocks_may_be_written(self, rig: Rig) -> None:
         if not rig.fences:
             pytest.skip("the target takes no part in a write")
@@ -281,29 +242,6 @@ class Conformance:
             assert {c.outcome for c in source.wait(80).values()} == {Outcome.APPLIED}
             assert same_bits(target.tensor[1 + k : 121 : 3], source.tensor[1 + k : 121 : 3])
         assert bool((target.tensor[121] == SENTINEL).all())
-
-    def test_closing_fails_what_is_queued_and_what_comes_later(self, rig: Rig) -> None:
-        source, target = rig.node("s", LARGE, fill=1.0), rig.node("t", LARGE, fill=0.0)
-        connection = source.transport.connect(target.peer())
-        target.transport.open(1, "s", range(1, 49))
-        for i in range(6):
-            connection.submit(write_of(i, 1, range(1, 49), range(1, 49), block_size=16))
-        source.wait(1)
-        connection.close()
-        connection.close()
-        connection.submit(write_of(6, 1, [1], [1], block_size=16))
-        ended = source.wait(7)
-        target.tensor.fill_(SENTINEL)
-        assert ended[5].outcome is Outcome.FAILED
-        assert ended[6].outcome is Outcome.FAILED
-        assert ended[6].error
-        second = source.transport.connect(target.peer())
-        second.submit(write_of(7, 1, range(1, 49), range(1, 49), block_size=16))
-        source.transport.close()
-        source.transport.close()
-        second.submit(write_of(8, 1, [1], [1], block_size=16))
-        ended = source.wait(9)
-        assert ended[8].outcome is Outcome.FAILED
 
     def test_a_failing_waker_does_no_harm(self, rig: Rig) -> None:
         source, target = rig.node("s"), rig.node("t")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from baton.kv_transfer.segment import SharedPool
 from baton.kv_transfer.shm import ShmTransport
 from baton.kv_transfer.tcp.sockets import TcpOptions
 from baton.kv_transfer.tcp.transport import TcpTransport
+from tests.patience import Patience
 
 DEADLINE_S = 20.0
 SMALL = KvLayout(4, 0, 2, 0, 3, 8, "float32", 24)
@@ -46,9 +46,9 @@ class Node:
         return {c.write_id: c for c in self.ended}
 
     def wait_for(self, true: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-        deadline = time.monotonic() + deadline_s
+        patience = Patience(deadline_s)
         while not true():
-            assert time.monotonic() < deadline, f"timed out with {len(self.ended)} completions: {self.ended}"
+            assert patience.lasts(), f"timed out with {len(self.ended)} completions: {self.ended}"
             self.woken.wait(0.05)
             self.woken.clear()
             self.pull()
@@ -76,7 +76,7 @@ def build(kind: str, incarnation: str, shared: SharedPool | None, options: TcpOp
 class Rig:
     kind: str
     faults: Faults | None = None
-    options: TcpOptions = field(default_factory=lambda: TcpOptions(stall_timeout_s=5.0))
+    options: TcpOptions = field(default_factory=lambda: TcpOptions(stall_timeout_s=20.0))
     nodes: list[Node] = field(default_factory=list)
 
     @property

@@ -27,6 +27,7 @@ def source_of(rig: Rig) -> Node:
 
 def test_tcp_is_not_applied_while_the_target_is_stopped_and_fails_when_it_dies() -> None:
     rig = Rig("tcp")
+    rig.options = replace(rig.options, stall_timeout_s=60.0)
     with child("tcp") as target:
         source = source_of(rig)
         connection = source.transport.connect(target.peer("tcp"))
@@ -55,13 +56,17 @@ def test_tcp_gives_up_on_a_stopped_target_and_nothing_lands_when_it_wakes(blocks
         target.ask("open 1 s " + " ".join(map(str, range(1, 49))))
         target.stop()
         connection.submit(write_of(1, 1, range(1, blocks + 1), range(1, blocks + 1), block_size=16))
-        failed = source.wait(1, deadline_s=5.0)[1]
+        failed = source.wait(1)[1]
         assert failed.outcome is Outcome.FAILED
         assert "0.5 s" in failed.error
         target.signal(signal.SIGCONT)
-        again = source.transport.connect(target.peer("tcp"))
-        again.submit(write_of(2, 1, [48], [48], block_size=16))
-        assert source.wait(2)[2].outcome is Outcome.APPLIED
+        for write_id in range(2, 12):  # a busy machine may let it stand still for 0.5 s once more
+            again = source.transport.connect(target.peer("tcp"))
+            again.submit(write_of(write_id, 1, [48], [48], block_size=16))
+            if source.wait(write_id)[write_id].outcome is Outcome.APPLIED:
+                break
+        else:
+            raise AssertionError("nothing is ever applied again")
         assert target.ask("count 1")["count"] == BLOCK_ITEMS
     rig.close()
 
@@ -88,6 +93,14 @@ def test_shm_lands_in_a_stopped_target_and_fails_when_it_dies() -> None:
 
 
 def test_tcp_dying_half_way_fails_every_write_once() -> None:
+    for _ in range(10):  # a busy machine may have applied them all before the kill
+        if _outcomes_of_a_death() == {Outcome.APPLIED, Outcome.FAILED}:
+            return
+    raise AssertionError("all were applied before every kill")
+
+
+def _outcomes_of_a_death() -> set[Outcome]:
+    """Of writes to a target that is killed when the first of them was applied."""
     rig = Rig("tcp")
     with child("tcp") as target:
         source = source_of(rig)
@@ -98,7 +111,7 @@ def test_tcp_dying_half_way_fails_every_write_once() -> None:
         source.wait(1)
         target.signal(signal.SIGKILL)
         ended = source.wait(20)
-        assert {c.outcome for c in ended.values()} == {Outcome.APPLIED, Outcome.FAILED}
         connection.submit(one_token(20))
         assert source.wait(21)[20].outcome is Outcome.FAILED
     rig.close()
+    return {completion.outcome for completion in ended.values()}

@@ -21,6 +21,7 @@ from baton.core.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from baton.kv_transfer.segment import HEADER_BYTES, MappedPool, SharedPool, sweep
 from tests.kv_transfer.processes import child
 from tests.kv_transfer.rig import SMALL
+from tests.patience import Patience
 
 MIB = 1 << 20
 
@@ -38,9 +39,9 @@ def segments(directory: Path) -> list[Path]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    patience = Patience(10)
     while not true():
-        assert time.monotonic() < deadline
+        assert patience.lasts()
         time.sleep(0.002)
 
 
