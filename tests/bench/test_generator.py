@@ -215,7 +215,7 @@ async def test_a_run_that_is_ended_early_frees_the_nodes() -> None:
         what = plan(*[0.05 * i for i in range(100)], output_tokens=200)
         log = await fire(target, what, LIMITS, lambda log, now_s: now_s > 0.3)
         await target.close()
-        assert 1 <= len(log.records) < 50
+        assert 1 <= len(log.records) < 100
         assert log.stopped_s is not None
         assert {record.outcome for record in log.records} == {Outcome.UNFINISHED}
         await cluster.all_idle()
