@@ -56,7 +56,7 @@ async def test_bad_input_is_one_line(line: str, given: bytes, code: int, message
 
 
 async def test_an_error_after_text_begins_on_its_own_line() -> None:
-    code, out, err = await run("$BATON generate x --timeout 2", node(0.05, "a" * 200))
+    code, out, err = await run("$BATON generate x --timeout 5", node(0.05, "a" * 400))
     assert (code, err) == (1, "error: the deadline passed\n")
     assert out.endswith("a\n")
 

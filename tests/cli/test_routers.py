@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from baton.proto.v1 import registry_pb2
 from baton.proto.v1.common_pb2 import Role
 from tests.cli.test_processes import baton, serving
 from tests.models import write_model
+from tests.patience import Patience
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,9 @@ def states(registry: str) -> dict[str, str]:
 
 
 def until(registries: list[str], wanted: str) -> None:
-    end = time.monotonic() + 10
+    patience = Patience(10)
     while (seen := [states(registry) for registry in registries]) != [{"both-0": wanted}] * len(registries):
-        assert time.monotonic() < end, seen
+        assert patience.lasts(), seen
 
 
 def test_all_routers_are_asked_and_told(model: Path) -> None:

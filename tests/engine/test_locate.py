@@ -48,7 +48,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     begun = time.monotonic()
     with pytest.raises(Unavailable, match=r"no answer within 0.2 s"):
         locate("nobody/has-this-model")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     never.set()
 
 

