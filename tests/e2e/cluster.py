@@ -30,6 +30,8 @@ from baton.runtime.process import Program
 from baton.runtime.supervisor import Member
 from tests.patience import Patience
 
+RPC_S = 30.0
+START_S = 100.0  # of processes on a busy machine
 IDLE_WITHIN_S = 4.0
 """Less than the lease of a hand-off: what is left comes back because somebody said so."""
 
@@ -71,7 +73,7 @@ class Deployment:
     async def state(self) -> GetClusterResponse:
         """What the router says of itself and its nodes."""
         async with channel(self.endpoint) as connection:
-            return await AdminStub(connection).GetCluster(GetClusterRequest(), timeout=5)
+            return await AdminStub(connection).GetCluster(GetClusterRequest(), timeout=RPC_S)
 
     async def node(self, name: str) -> NodeState:
         state = await self.state()
@@ -81,7 +83,7 @@ class Deployment:
         """Have a node take nothing new, or (False) take it again."""
         async with channel(self.endpoint) as connection:
             request = DrainNodeRequest(node_id=name, draining=draining)
-            await AdminStub(connection).DrainNode(request, timeout=5)
+            await AdminStub(connection).DrainNode(request, timeout=RPC_S)
 
     @asynccontextmanager
     async def only(self, *names: str) -> AsyncIterator[None]:
@@ -98,7 +100,7 @@ class Deployment:
         """Nothing is left of any request: router counters 0, every node's pool all free or idle-cached."""
         await eventually(self._leaks, within_s)
 
-    async def up(self, *names: str, within_s: float = 30.0) -> None:
+    async def up(self, *names: str, within_s: float = START_S) -> None:
         """The router sees these nodes as up."""
 
         async def missing() -> str:

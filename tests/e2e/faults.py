@@ -21,7 +21,7 @@ from baton.proto.v1.admin_pb2_grpc import AdminStub
 from baton.runtime.client.convert import Collector
 from baton.runtime.client.types import Completion
 from baton.runtime.grpc_channel import channel
-from tests.e2e.cluster import Cluster, Deployment, eventually
+from tests.e2e.cluster import START_S, Cluster, Deployment, eventually
 from tests.e2e.exact import Case
 from tests.relay import Relay
 
@@ -186,13 +186,15 @@ async def another(cluster: Cluster, name: str, pid: int) -> None:
         child = cluster.member(name).child
         return child is not None and child.pid != pid and child.exit_code is None
 
-    await until(running, 2 * PATIENCE_S, what=f"{name} started again")
+    await until(running, START_S, what=f"{name} started again")
 
 
 async def set_role(cluster: Deployment, node: str, role: int) -> None:
     """Have the node take a role, and wait until it says that it has."""
     async with channel(cluster.endpoint) as connection:
-        await AdminStub(connection).SetNodeRole(SetNodeRoleRequest(node_id=node, role=role), timeout=10)
+        await AdminStub(connection).SetNodeRole(
+            SetNodeRoleRequest(node_id=node, role=role), timeout=PATIENCE_S
+        )
 
     async def taken() -> bool:
         return bool((await cluster.node(node)).load.role == role)
@@ -202,7 +204,9 @@ async def set_role(cluster: Deployment, node: str, role: int) -> None:
 
 async def drain(cluster: Deployment, node: str, draining: bool = True) -> None:
     async with channel(cluster.endpoint) as connection:
-        await AdminStub(connection).DrainNode(DrainNodeRequest(node_id=node, draining=draining), timeout=10)
+        await AdminStub(connection).DrainNode(
+            DrainNodeRequest(node_id=node, draining=draining), timeout=PATIENCE_S
+        )
 
 
 @asynccontextmanager

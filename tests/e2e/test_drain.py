@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import config, eventually, running
+from tests.e2e.cluster import START_S, config, eventually, running
 from tests.models import write_model
 
 PROMPT = list(range(5, 30))
@@ -40,7 +40,7 @@ async def test_sigterm_to_a_decode_node_lets_its_requests_finish(model: Path) ->
         async def back() -> str:
             return "" if cluster.member("decode-0").restarts == 1 else "not restarted"
 
-        await eventually(back, 60)
+        await eventually(back, START_S)
         await cluster.up("decode-0")
         again = await cluster.client.generate(PROMPT, max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         assert list(again.token_ids) == tokens

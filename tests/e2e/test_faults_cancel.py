@@ -39,14 +39,11 @@ from tests.relay import Relay
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MAX_RUNNING = 8
-# A step takes about a millisecond, and a cancel some messages between processes: enough has to be asked for
-# that it comes in the middle.
-WIDE = 4096
-LASTING = 16_000  # tokens of an answer that is always cancelled
+LASTING = 8000  # tokens of an answer that is always cancelled
 CHUNKED = 16  # long prompts at once
-STEP_S = 0.01  # where prompts are not to be done before they were looked at
+STEP_S = 0.01  # where what is asked for is not to be over before it was looked at
 DEADLINE_S = 3.0  # enough for a first token on a busy machine
-SOONER_S = 8.0  # than LASTING tokens take on an idle one
+SOONER_S = 20.0  # than LASTING such steps take
 NAMES = ("router-0", "prefill-0", "decode-0")
 
 
@@ -64,7 +61,7 @@ class World:
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("cancel")
-    model, reference = tiny(folder, intermediate_size=WIDE, max_position_embeddings=2 * LASTING)
+    model, reference = tiny(folder, max_position_embeddings=2 * LASTING)
     cases = [solid_case(reference, 5 + i, 8, prefix=[40 + i]) for i in range(8)]
     streaming, long = solid_case(reference, 5, 150), solid_case(reference, 400, 4)
     lasting = replace(streaming, want=replace(streaming.want, token_ids=[0] * LASTING))
@@ -111,19 +108,20 @@ async def test_a_cancel_in_each_state(world: World) -> None:
     for round_number in range(3):
         steps = (await cluster.node("decode-0")).load.steps
         await cluster.hold("prefill-0")
-        try:
-            held = [Streaming(cluster, world.lasting, salt=f"held {round_number} {i}") for i in range(8)]
-            await until(lambda: _in_flight(cluster, 8), what="sent")
-            await asyncio.gather(*(stream.cancelled() for stream in held))
-        finally:
-            cluster.let_go("prefill-0")
-        await cluster.idle(PATIENCE_S)
-        # The cancel follows the request, so some tokens may be made before it is known.
-        assert (await cluster.node("decode-0")).load.steps < steps + LASTING / 8
-        await _in_chunks_cancelled(world, salt=f"chunk {round_number}")
-        running = Streaming(cluster, world.lasting, salt=f"running {round_number}")
-        await running.some(5)
-        await running.cancelled()
+        with cluster.slowed(STEP_S):
+            try:
+                held = [Streaming(cluster, world.lasting, salt=f"held {round_number} {i}") for i in range(8)]
+                await until(lambda: _in_flight(cluster, 8), what="sent")
+                await asyncio.gather(*(stream.cancelled() for stream in held))
+            finally:
+                cluster.let_go("prefill-0")
+            await cluster.idle(PATIENCE_S)
+            # The cancel follows the request, so some tokens may be made before it is known.
+            assert (await cluster.node("decode-0")).load.steps < steps + LASTING / 8
+            await _in_chunks_cancelled(world, salt=f"chunk {round_number}")
+            running = Streaming(cluster, world.lasting, salt=f"running {round_number}")
+            await running.some(5)
+            await running.cancelled()
         await cluster.idle(PATIENCE_S)
 
 
@@ -133,9 +131,8 @@ async def _in_chunks_cancelled(world: World, salt: str) -> None:
     for attempt in range(TRIES):
         steps = (await cluster.node("prefill-0")).load.steps
         streams = [Streaming(cluster, world.long, salt=f"{salt} {attempt} {i}") for i in range(CHUNKED)]
-        with cluster.slowed(STEP_S):
-            await met(partial(_more_steps, cluster, steps), streams[-1])
-            await cluster.hold("prefill-0")
+        await met(partial(_more_steps, cluster, steps), streams[-1])
+        await cluster.hold("prefill-0")
         try:
             await cluster.caught_up()
             early = not await _in_flight(cluster, CHUNKED // 2)
@@ -176,8 +173,9 @@ async def test_several_choices(world: World) -> None:
     ]
     for messages in (3, None):
         for _ in range(TRIES):  # its choices come to their own ends, soon
-            stream = cluster.client.stream(prompt, **seeded | {"max_tokens": 400}, stop_token_ids=[stop])
-            left = await ending(_cancel_after(stream, messages))
+            with cluster.slowed(STEP_S):
+                stream = cluster.client.stream(prompt, **seeded | {"max_tokens": 400}, stop_token_ids=[stop])
+                left = await ending(_cancel_after(stream, messages))
             await cluster.idle(PATIENCE_S)
             if isinstance(left, Cancelled):
                 break
@@ -205,10 +203,11 @@ async def test_equal_client_ids(world: World) -> None:
     await all_exact(cluster, world.cases, request_id="same")
     for case in world.cases[:3]:
         await exact(cluster, case, request_id="same")
-    one = Streaming(cluster, world.lasting, request_id="same", salt="one")
-    two = Streaming(cluster, world.streaming, request_id="same", salt="two")
-    await one.some(2)
-    await one.cancelled()
+    with cluster.slowed(STEP_S):
+        one = Streaming(cluster, world.lasting, request_id="same", salt="one")
+        two = Streaming(cluster, world.streaming, request_id="same", salt="two")
+        await one.some(2)
+        await one.cancelled()
     assert (await two.exact()).request_id == "same"
     await exact(cluster, world.cases[0], request_id="")
     for bad in ("x" * 10_000, "a\nb", "é"):
@@ -221,24 +220,25 @@ async def test_a_deadline_is_kept_everywhere(world: World) -> None:
     """GRPC2: passed on to the nodes, which keep it by their own clocks: also when nothing that the client
     says after its request arrives, and when the router has stopped meanwhile."""
     cluster = world.cluster
-    async with Relay(cluster.endpoint) as relay, channel(relay.address) as connection:
-        call = _generate(connection, world, timeout_s=DEADLINE_S)
-        assert await call.read() is not grpc.aio.EOF
-        relay.up.swallow = True
-        assert await _status(call) is grpc.StatusCode.DEADLINE_EXCEEDED
+    with cluster.slowed(STEP_S):
+        async with Relay(cluster.endpoint) as relay, channel(relay.address) as connection:
+            call = _generate(connection, world, timeout_s=DEADLINE_S)
+            assert await call.read() is not grpc.aio.EOF
+            relay.up.swallow = True
+            assert await _status(call) is grpc.StatusCode.DEADLINE_EXCEEDED
+            await cluster.idle(SOONER_S)
+        stream = cluster.client.stream([5, 6], max_tokens=LASTING, ignore_eos=True, timeout_s=DEADLINE_S)
+        deltas = aiter(stream)
+        await anext(deltas)
+        await cluster.hold("router-0")
+        try:
+            await asyncio.sleep(DEADLINE_S + 0.2)  # the nodes have only their own clocks
+        finally:
+            cluster.let_go("router-0")
+        with pytest.raises(DeadlineExceeded):
+            async for _ in deltas:
+                pass
         await cluster.idle(SOONER_S)
-    stream = cluster.client.stream([5, 6], max_tokens=LASTING, ignore_eos=True, timeout_s=DEADLINE_S)
-    deltas = aiter(stream)
-    await anext(deltas)
-    await cluster.hold("router-0")
-    try:
-        await asyncio.sleep(DEADLINE_S + 0.2)  # the nodes have only their own clocks
-    finally:
-        cluster.let_go("router-0")
-    with pytest.raises(DeadlineExceeded):
-        async for _ in deltas:
-            pass
-    await cluster.idle(SOONER_S)
     with pytest.raises(DeadlineExceeded):
         await cluster.client.generate([5, 6], max_tokens=5, timeout_s=0.0)
     await exact(cluster, world.cases[0])
@@ -263,12 +263,13 @@ async def test_a_stream_that_is_never_half_closed(world: World) -> None:
             got.extend(message.token_ids)
         assert got == case.want.token_ids
         assert await call.code() is grpc.StatusCode.OK
-        open_end = method(timeout=PATIENCE_S)
-        request.max_tokens = LASTING
-        await open_end.write(request)
-        await open_end.read()
-        open_end.cancel()
-    await cluster.idle(PATIENCE_S)
+        with cluster.slowed(STEP_S):
+            open_end = method(timeout=2 * PATIENCE_S)
+            request.max_tokens = LASTING
+            await open_end.write(request)
+            await open_end.read()
+            open_end.cancel()
+            await cluster.idle(PATIENCE_S)
 
 
 async def test_times_add_up(world: World) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from baton.proto.v1.common_pb2 import ROLE_BOTH, ROLE_DECODE, ROLE_PREFILL
 from baton.runtime.client.types import Completion
-from tests.e2e.cluster import Cluster, config, running
+from tests.e2e.cluster import START_S, Cluster, config, running
 from tests.e2e.exact import Case, all_exact, exact, solid_case, tiny
 from tests.e2e.faults import (
     PATIENCE_S,
@@ -197,6 +197,10 @@ async def _counted(cluster: Cluster, streams: list[Streaming]) -> int:
     return int((await cluster.node("decode-0")).in_flight)
 
 
+async def _begun(stream: Streaming) -> bool:
+    return stream.tokens > 0
+
+
 async def _connected(world: World, times: int) -> bool:
     return world.registry.connections >= times
 
@@ -222,7 +226,7 @@ async def test_counters_after_cancels_and_deaths(world: World) -> None:
 
     async def held() -> bool:
         streams.append(Streaming(cluster, world.streaming, salt=f"dies {len(streams)}"))
-        await streams[-1].some(1)
+        await met(partial(_begun, streams[-1]), streams[-1])
         return len(streams) > 5 and (await cluster.node("decode-1")).in_flight > 0
 
     async def death() -> None:
@@ -253,7 +257,7 @@ async def test_a_drained_node_may_be_stopped(world: World) -> None:
         await until(empty, what="empty")
         cluster.signal("decode-0", signal.SIGTERM)
         await another(cluster, "decode-0", pid)
-        await state_is(cluster, "decode-0", "up", within_s=2 * PATIENCE_S)
+        await state_is(cluster, "decode-0", "up", within_s=START_S)
 
     answers = await under_load(world, change, count=2)
     assert sum(answer.timings.retries for answer in answers) == 0

@@ -261,7 +261,7 @@ async def test_decode_restarted_at_its_port(world: World) -> None:
         meanwhile = asyncio.ensure_future(exact(cluster, world.cases[0], salt=f"down {round_number}"))
         await another(cluster, "decode-0", decode)
         decode = cluster.pid("decode-0")
-        await cluster.up("decode-0", within_s=PATIENCE_S)
+        await cluster.up("decode-0")
         await world.fresh_relays()
         assert (await ending(meanwhile)) is not None
         for case in world.cases[:5]:

@@ -21,7 +21,7 @@ from tests.models import Reference, prompt_of
 
 NEW_TOKENS = 8
 FETCHED, LENT = "baton_fetched_tokens_total", "baton_lent_tokens_total"
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 Model = tuple[Path, Reference]
 
 

@@ -22,7 +22,7 @@ import torch
 from baton.engine.weights.locate import locate
 from baton.router.text.load import load_tokenizer
 from baton.runtime.client.types import Completion
-from tests.e2e.cluster import Cluster, config, running
+from tests.e2e.cluster import START_S, Cluster, config, running
 from tests.e2e.faults import (
     PATIENCE_S,
     RELAYED_HOST,
@@ -176,7 +176,7 @@ async def test_a_holder_that_is_killed_in_the_middle_costs_time_alone(world: Wor
         assert await world.metric(ASKER, "baton_fetched_tokens_total") == fetched
         same(answer, await computed(world, prompt, "killed holder"))
     await another(world.cluster, HOLDER, pid)
-    await state_is(world.cluster, HOLDER, "up")
+    await state_is(world.cluster, HOLDER, "up", within_s=START_S)
     await world.cluster.idle(PATIENCE_S)
 
 
@@ -191,7 +191,7 @@ async def test_an_asker_that_is_killed_in_the_middle_leaves_nothing_at_the_holde
     assert answer.timings.retries >= 1
     same(answer, await computed(world, prompt, "killed asker"))
     await another(world.cluster, ASKER, pid)
-    await state_is(world.cluster, ASKER, "up")
+    await state_is(world.cluster, ASKER, "up", within_s=START_S)
     await world.cluster.idle(PATIENCE_S)
 
 

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from baton.runtime.client.aio import AsyncClient
-from tests.e2e.cluster import Cluster, config, eventually, running
+from tests.e2e.cluster import START_S, Cluster, config, eventually, running
 from tests.models import write_model
 
 PROMPT = list(range(5, 30))
@@ -51,12 +51,12 @@ async def test_two_routers_share_the_port_the_nodes_and_survive_each_other(model
         async def restarted() -> str:
             return "" if cluster.member("router-0").restarts and cluster.member("router-0").ready else "down"
 
-        await eventually(restarted, 20)
+        await eventually(restarted, START_S)
         assert await ask(cluster) == answers[0]
 
         async def one_only() -> str:
             names = {await ask_http(url) for _ in range(12)}
             return "" if len(names) == 2 else "not both answer HTTP"
 
-        await eventually(one_only, 20)
+        await eventually(one_only, START_S)
         assert alive.exit_code is None

@@ -107,7 +107,7 @@ async def router() -> AsyncIterator[RouterApp]:
     )
     assert node.stdout is not None
     try:
-        json.loads(await asyncio.wait_for(node.stdout.readline(), 30))
+        json.loads(await asyncio.wait_for(node.stdout.readline(), 90))
         await eventually(lambda: app.ready)
         yield app
     finally:
