@@ -89,7 +89,7 @@ async def test_a_client_that_does_not_read_disturbs_nobody_and_loses_nothing() -
                 pass
             took.append(time.monotonic() - start)
         assert sorted(took)[2] < 2.0  # a busy machine may hold up one or two
-        await eventually(lambda: not node.running, 30.0)  # it never waits for the slow client
+        await eventually(lambda: not node.running, 100.0)  # it never waits for the slow client
         ids = list(first.token_ids)
         while message := await stalled.read():
             ids += message.token_ids

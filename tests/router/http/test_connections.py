@@ -122,7 +122,7 @@ async def test_a_client_that_does_not_read_disturbs_nobody_and_loses_nothing() -
             await front.post(TEXT, {"prompt": "y", "max_tokens": 20})
             took.append(time.monotonic() - start)
         assert sorted(took)[2] < 2.0  # a busy machine may hold up one or two
-        await eventually(lambda: not node.running, 30.0)  # it never waits for the slow client
+        await eventually(lambda: not node.running, 100.0)  # it never waits for the slow client
         assert held.flow.write_paused
         assert held.transport.get_write_buffer_size() < 2**18
         writer.transport.resume_reading()
