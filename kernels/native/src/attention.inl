@@ -123,7 +123,7 @@ class ItemRun {
       float* to = q_ + index * q_stride_;
       for (int64_t d = 0; d < whole; d += kLanes) (F16::load(from + d) * scale).store(to + d);
       for (int64_t d = whole; d < q_stride_; ++d) to[d] = d < args_.head_dim ? from[d] * args_.scale : 0.0f;
-      if (codes_ != nullptr) codes_[index] = round_query(to, args_.head_dim);
+      if (codes_ != nullptr) codes_[index] = round_query(to, q_stride_);
       float* own = floats_ + index * (padded_ + kLanes);
       states_[index] = {0, own, own + kLanes};
       if (!folds_) return;

@@ -6,32 +6,40 @@
 constexpr float kMostCode = 127.0f;
 constexpr float kLeastStep = 0x1p-126f;
 
-// Codes of a query, [dim], in its own place.
-static QueryCodes round_query(float* query, int64_t dim) {
-  constexpr uint32_t kSign = 0x80000000, kInfinity = 0x7f800000;
-  alignas(64) float x[256];
-  std::memcpy(x, query, static_cast<size_t>(dim) * sizeof(float));
+// To the nearest integers, ties to even; -127 to 127.
+static inline void store_bytes(F16 x, void* to) {
+#if BATON_AVX512
+  _mm_storeu_si128(static_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+#else
+  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi));
+  const __m256i in_order = _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0));
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
+  _mm_storeu_si128(static_cast<__m128i*>(to), bytes);
+#endif
+}
+
+// Codes of a query, [size], in its own place; size is a multiple of kStepBytes.
+static QueryCodes round_query(float* query, int64_t size) {
   auto* to = reinterpret_cast<int8_t*>(query);
-  uint32_t largest = 0;  // of bits: the same order, and NaN is above infinity
-  for (int64_t d = 0; d < dim; ++d) {
-    uint32_t bits;
-    std::memcpy(&bits, x + d, sizeof bits);
-    largest = std::max(largest, bits & ~kSign);
+  F16 most = F16::zero(), spoilt = F16::zero();  // by what is NaN or infinite: 0 times it is NaN
+  for (int64_t d = 0; d < size; d += kLanes) {
+    const F16 x = F16::load(query + d);
+    most = max(most, bits_and(x, 0x7fffffff));
+    spoilt = fma(x, F16::zero(), spoilt);
   }
-  float most;
-  std::memcpy(&most, &largest, sizeof most);
-  const float step = most / kMostCode;
-  std::memset(to, 0, static_cast<size_t>((dim + kStepBytes - 1) / kStepBytes * kStepBytes));
-  if (largest >= kInfinity) return {to, std::numeric_limits<float>::quiet_NaN(), 0};
-  if (step < kLeastStep) return {to, 0.0f, 0};
-  constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer, ties to even
-  int32_t sum = 0;
-  for (int64_t d = 0; d < dim; ++d) {
-    const int32_t code = static_cast<int32_t>((x[d] / step + kWhole) - kWhole);
-    to[d] = static_cast<int8_t>(code);
-    sum += code;
+  const bool finite = sum(spoilt) == 0.0f;
+  const float step = max_lane(most) / kMostCode;
+  if (!finite || step < kLeastStep) {
+    std::memset(to, 0, static_cast<size_t>(size));
+    return {to, finite ? 0.0f : std::numeric_limits<float>::quiet_NaN(), 0};
   }
-  return {to, step, BATON_AVX512 ? -128 * sum : 0};
+  F16 total = F16::zero();  // of whole numbers, so exact
+  for (int64_t d = 0; d < size; d += kLanes) {  // a code is where nothing is read any more
+    const F16 code = round(F16::load(query + d) / F16::set(step));
+    total = total + code;
+    store_bytes(code, to + d);
+  }
+  return {to, step, BATON_AVX512 ? -128 * static_cast<int32_t>(sum(total)) : 0};
 }
 
 // What a tile's codes are packed for: sums of four products in each of the lanes of a register.
@@ -211,18 +219,6 @@ static void score_codes(const Query* queries, const TileCodes& tile, int64_t hea
     score_code_lanes<R, kSumsEach<R>>(queries, tile, head_dim, at, scores);
   }
   for (; at < end; at += kSumLanes) score_code_lanes<R, 1>(queries, tile, head_dim, at, scores);
-}
-
-// To the nearest integers, ties to even; 0 to 127.
-static inline void store_bytes(F16 x, uint8_t* to) {
-#if BATON_AVX512
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
-#else
-  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi));
-  const __m256i in_order = _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0));
-  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
-#endif
 }
 
 // e^x for x <= 0, to 3e-6 of it (and of what rounding x loses); below 2^-125: that. NaN gives NaN. The polynomial of
