@@ -48,6 +48,7 @@ class Hunt:
 
     def found(self, name: str) -> list[Found]:
         """By target: as far as it is known by now."""
+        self.next_run()  # so that the searches know of the last run
         result = []
         for goal in self.goals:
             search = self._searches.get(goal)

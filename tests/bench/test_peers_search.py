@@ -44,6 +44,16 @@ def _answer(hunt: Hunt, tpot_s_per_rate: float, *, cut: bool = False) -> int:
     return count
 
 
+def test_the_last_run_counts_where_the_time_is_over() -> None:
+    hunt = _hunt(told=True)
+    for _ in range(2):
+        wanted = hunt.next_run()
+        assert wanted is not None
+        goal, rate, number = wanted
+        hunt.add(goal, _run(rate, number, goal, 0.0))
+    assert hunt.found("x")[0].rate == rate > hunt.start
+
+
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("told", [False, True])
 def test_each_target_gets_its_own_rate(told: bool, cut: bool) -> None:
