@@ -117,7 +117,8 @@ class Fit:
         return Estimate(mean, mean * self.sigma)
 
     def mean(self, x: Vector) -> float:
-        return sum((each * value for each, value in zip(self.theta, x, strict=True)), 0.0)
+        total: float = sum(map(mul, self.theta, x))
+        return total
 
     def factor(self, share: float) -> float:
         """What to multiply a mean with, so that `share` of the measurements stay below: by what was measured,
@@ -206,21 +207,19 @@ class Fit:
         cling = CLING * sum(self._a[i][i] for i in range(size)) / size
         a = [[v + (cling if i == j else 0.0) for j, v in enumerate(row)] for i, row in enumerate(self._a)]
         b = [v + cling * t * s for v, t, s in zip(self._b, self._theta, self._scale, strict=True)]
-        whole = solve(a, b)
-        if whole is not None and min(whole) >= 0.0 and _dot(b, whole) > 0.0:
-            self._theta = tuple([v / s for v, s in zip(whole, self._scale, strict=True)])
-            return  # the unconstrained optimum is feasible: nothing beats it
         best_gain, best = 0.0, list(self._theta)
-        for count in range(size - 1, 0, -1):
+        for count in range(size, 0, -1):
             for kept in combinations(range(size), count):
                 part = solve([[a[i][j] for j in kept] for i in kept], [b[i] for i in kept])
                 if part is None or min(part) < 0.0:
                     continue
-                gain = _dot([b[i] for i in kept], part)
+                gain = sum(b[i] * v for i, v in zip(kept, part, strict=True))
                 if gain > best_gain:
                     best_gain, best = gain, [0.0] * size
                     for i, v in zip(kept, part, strict=True):
                         best[i] = v / self._scale[i]
+            if count == size and best_gain > 0.0:
+                break  # the unconstrained optimum is feasible: nothing beats it
         self._theta = tuple(best)
 
 
@@ -232,20 +231,15 @@ def solve(a: list[list[float]], b: list[float]) -> list[float] | None:
     for row, right in zip(a, b, strict=True):
         new: list[float] = []
         for before in low:
-            new.append((row[len(new)] - _dot(new, before)) / before[-1])
-        rest = row[len(new)] - _dot(new, new)
+            new.append((row[len(new)] - sum(map(mul, new, before))) / before[-1])
+        rest = row[len(new)] - sum(map(mul, new, new))
         if rest <= 0.0:
             return None
         root = math.sqrt(rest)
-        y.append((right - _dot(new, y)) / root)
+        y.append((right - sum(map(mul, new, y))) / root)
         new.append(root)
         low.append(new)
     x = [0.0] * size
     for i in reversed(range(size)):
-        x[i] = (y[i] - sum((low[k][i] * x[k] for k in range(i + 1, size)), 0.0)) / low[i][i]
+        x[i] = (y[i] - sum([low[k][i] * x[k] for k in range(i + 1, size)])) / low[i][i]
     return x
-
-
-def _dot(one: list[float], other: list[float]) -> float:
-    """Over as many as the shorter of them has."""
-    return sum((a * b for a, b in zip(one, other, strict=False)), 0.0)

@@ -28,7 +28,6 @@ from baton.core.node_effects import (
     SinkEffect,
 )
 from baton.core.request import FinishReason
-from baton.core.times import earliest
 from baton.core.value import value
 from baton.decode_node.scheduler import DecodeScheduler
 from baton.kv_transfer.handoff_sink import HandoffSink
@@ -217,7 +216,8 @@ class NodeCore:
             self._sunk(now, self.sink.pump(now, keep))
 
     def next_wakeup(self) -> float | None:
-        return earliest(self.prefill.next_wakeup(), self.decode.next_wakeup(), self.sink.next_wakeup())
+        times = (self.prefill.next_wakeup(), self.decode.next_wakeup(), self.sink.next_wakeup())
+        return min([when for when in times if when is not None], default=None)
 
     # ---- a step ------------------------------------------------------------------------------------------
 

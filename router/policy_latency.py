@@ -175,7 +175,7 @@ def _exposed_s(ask: Ask, prefill: PrefillLeg, decode: DecodeLeg) -> float:
     """What of the transfer is left when the prompt's computation ends. A link makes its transfers one after
     another, each as soon as there is something to send."""
     starts_s = ask.now + prefill.begin_s
-    free_s = max(starts_s, max(prefill.node.sending_until_s, decode.node.receiving_until_s))
+    free_s = max(starts_s, prefill.node.sending_until_s, decode.node.receiving_until_s)
     whole_s = prefill.transfer_fixed_s + prefill.transfer_token_s * decode.new_tokens
     return max(free_s + whole_s - starts_s - prefill.compute_s, prefill.transfer_tail_s)
 

@@ -4,7 +4,8 @@ mypyc takes no decorator of ours for a dataclass, leaves named tuples and the `_
 interpreter, and makes instances that pickle cannot make again. So values and named tuples become plain
 dataclasses, and what `dataclass` would write is written out. Nothing is frozen at run time any more: the type
 checker has seen to that already, and refuses what needs a tuple. Literals that have names are put where they
-are used if said to be final, `zip` becomes a loop without `strict`, and `replace` goes by no table of fields.
+are used if said to be final. `zip` becomes a loop without `strict`, and so does a sum of `map(mul, ...)`, as
+only the interpreter is quicker with it. `replace` goes by no table of fields.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ REPLACE = "from baton.bench.compiled.again import replace"
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 LITERAL = ast.Constant, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator
 VALUE = "dataclass(slots=True, unsafe_hash=True)"
+DOT = re.compile(r"sum\(map\(mul, ([\w.]+), ([\w.]+)\)\)")
 
 
 def rewritten(source: str) -> str:
@@ -34,6 +36,7 @@ def rewritten(source: str) -> str:
         place = lines.index(FUTURE) + 1
         lines[place:place] = IMPORTS
     text = re.sub(r", strict=(True|False)\)", ")", "\n".join(lines))
+    text = DOT.sub(r"sum((each * other for each, other in zip(\1, \2)), 0.0)", text)
     return re.sub(r"^from dataclasses import (.*?)(, )?replace$", _with_ours, text, flags=re.MULTILINE)
 
 

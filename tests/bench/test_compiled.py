@@ -22,6 +22,7 @@ SAMPLE = '''
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import mul
 from typing import ClassVar, NamedTuple
 
 from baton.core.value import value
@@ -73,6 +74,11 @@ class Leg(NamedTuple):
     @property
     def total_s(self) -> float:
         return self.cost_s + self.late
+
+
+def dot(one: list[float], other: list[float]) -> float:
+    total: float = sum(map(mul, one, other))
+    return total
 
 
 def cheaper(leg: Leg) -> Leg:
@@ -154,6 +160,8 @@ def test_numbers_are_final_and_zip_is_plain(again: Again) -> None:
     assert {"MOST: Final = 2 ** 10", "LEAST: Final = -1.5", "_PARTS: Final = 3"} <= set(lines)
     assert 'NAMES = ("a", "b")' in lines
     assert "    return list(zip(one, other))" in lines
+    assert not any("map(" in line for line in lines)
+    assert sample.dot([1.0, 0.1], [0.5, 3.0, 9.0]) == 0.5 + 0.1 * 3.0
 
 
 def test_replace_makes_another_of_the_same_class() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from baton.kv_transfer.api import Outcome
+from baton.kv_transfer.api import Connection, Outcome
 from baton.kv_transfer.faulty import Faults
-from tests.kv_transfer.rig import LARGE, Rig, rig_of, write_of
+from tests.kv_transfer.rig import LARGE, Node, Rig, rig_of, write_of
 
 SENTINEL = 777.0
 TRIES = 10
@@ -56,12 +56,7 @@ class HalfWay:
         self._half_way(self._fenced_half_way)
 
     def _fenced_half_way(self, rig: Rig) -> bool:
-        source, target = rig.node("s", LARGE, fill=1.0), rig.node("t", LARGE, fill=0.0)
-        connection = source.transport.connect(target.peer())
-        target.transport.open(1, "s", range(1, 49))
-        for i in range(6):
-            connection.submit(write_of(i, 1, range(1, 49), range(1, 49), block_size=16))
-        source.wait(1)
+        source, target, _ = _in_the_middle(rig)
         assert target.transport.fence(1, "s") is rig.fences
         if rig.fences:
             target.tensor.fill_(SENTINEL)
@@ -75,12 +70,7 @@ class HalfWay:
         self._half_way(self._closed_half_way)
 
     def _closed_half_way(self, rig: Rig) -> bool:
-        source, target = rig.node("s", LARGE, fill=1.0), rig.node("t", LARGE, fill=0.0)
-        connection = source.transport.connect(target.peer())
-        target.transport.open(1, "s", range(1, 49))
-        for i in range(6):
-            connection.submit(write_of(i, 1, range(1, 49), range(1, 49), block_size=16))
-        source.wait(1)
+        source, target, connection = _in_the_middle(rig)
         connection.close()
         connection.close()
         connection.submit(write_of(6, 1, [1], [1], block_size=16))
@@ -97,3 +87,14 @@ class HalfWay:
         ended = source.wait(9)
         assert ended[8].outcome is Outcome.FAILED
         return met
+
+
+def _in_the_middle(rig: Rig) -> tuple[Node, Node, Connection]:
+    """Source and target of six writes under epoch 1, after the first has ended."""
+    source, target = rig.node("s", LARGE, fill=1.0), rig.node("t", LARGE, fill=0.0)
+    connection = source.transport.connect(target.peer())
+    target.transport.open(1, "s", range(1, 49))
+    for i in range(6):
+        connection.submit(write_of(i, 1, range(1, 49), range(1, 49), block_size=16))
+    source.wait(1)
+    return source, target, connection
