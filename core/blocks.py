@@ -111,22 +111,24 @@ class BlockPool:
             self._quarantined.remove(block)
             self._free.append(block)
 
-    def oldest_idle(self) -> int | None:
-        return next(iter(self._idle), None)
-
-    def evict(self, block: int) -> None:
-        """An idle block loses its content and is free."""
-        del self._idle[block]
-        self._free.append(block)
+    def evict(self, count: int) -> list[int]:
+        """The `count` least recently used idle blocks lose their content and are free. OutOfBlocks: there are
+        fewer, nothing was taken."""
+        if count > len(self._idle):
+            raise OutOfBlocks(f"{count} idle KV blocks wanted, there are {len(self._idle)}")
+        blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        self._free.extend(blocks)
+        return blocks
 
     def refs(self, block: int) -> int:
         return self._refs.get(block, 0)
 
     def check(self) -> None:
         """Raise AssertionError unless every block is in exactly one place."""
-        places = [*self._free, *self._refs, *self._idle, *self._quarantined]
-        seen = set(places)
-        assert len(seen) == len(places), "a block is in two places"
+        places = self._free, self._refs, self._idle, self._quarantined
+        seen = set[int]().union(*places)
+        assert len(seen) == sum(map(len, places)), "a block is in two places"
+        assert min(seen, default=1) >= 1, "a block is unknown, or null"
         assert max(seen, default=0) < self._unused <= self.num_blocks, "a block is in two places, or unknown"
-        assert seen == set(range(1, self._unused)), "a block is lost"
-        assert all(count > 0 for count in self._refs.values()), "an owned block has no owner"
+        assert len(seen) == self._unused - 1, "a block is lost"
+        assert min(self._refs.values(), default=1) > 0, "an owned block has no owner"

@@ -65,11 +65,8 @@ class KvCache:
         """`count` new blocks, evicting least recently used idle ones. OutOfBlocks: nothing taken."""
         if count > self.available:
             raise OutOfBlocks(f"{count} KV blocks wanted, {self.available} available of {self.pool.usable}")
-        while self.pool.free < count:
-            victim = self.pool.oldest_idle()
-            assert victim is not None
+        for victim in self.pool.evict(count - self.pool.free) if count > self.pool.free else ():
             _note(self.index.remove(victim), self._removed, undoes=self._stored)
-            self.pool.evict(victim)
         blocks = self.pool.allocate(count)
         self._dirty.extend(blocks)
         return blocks
@@ -123,10 +120,9 @@ class KvCache:
         """Raise AssertionError unless pool and index agree and every block is in exactly one place."""
         self.pool.check()
         self.index.check()
-        for block in self.index.cached:
-            assert self.pool.refs(block) > 0 or block in self.pool._idle, "a free block is findable"
-        for block in self.pool._idle:
-            assert block in self.index.cached, "an idle block cannot be found"
+        cached, idle = self.index.cached.keys(), self.pool._idle.keys()
+        assert cached - idle <= self.pool._refs.keys(), "a free block is findable"
+        assert idle <= cached, "an idle block cannot be found"
 
 
 def _note(key: bytes, change: dict[bytes, None], *, undoes: dict[bytes, None]) -> None:

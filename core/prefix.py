@@ -99,4 +99,4 @@ class PrefixIndex:
 
     def check(self) -> None:
         assert len(self._block) == len(self._key)
-        assert all(self._block[key] == block for block, key in self._key.items())
+        assert list(map(self._block.get, self._key.values())) == list(self._key)

@@ -133,7 +133,8 @@ class DecodeScheduler:
 
     def steady_steps(self, most: int) -> int:
         """How many steps from the one in flight on, at most `most`, would run the same sequences, a token
-        each, as long as nothing comes from outside and none of them ends. They take free blocks alone."""
+        each, as long as nothing comes from outside and none of them ends. They take free blocks alone: what
+        is evicted is told when it happens."""
         running, kv = self._residents.running.values(), self._kv
         if self._residents.ready:  # the next step may find room for them
             return 1
@@ -141,12 +142,12 @@ class DecodeScheduler:
             return 1
         if any(len(seq.token_ids) - seq.computed != 1 for seq in running):
             return 1
-        while most > 1 and len(running) * (most // kv.block_size + 1) > kv.pool.free:
-            need = sum(kv.blocks_for(len(seq.token_ids) + most - 1) - len(seq.blocks) for seq in running)
-            if need <= kv.pool.free:
-                break
-            most //= 2
-        return max(1, most)
+        rows, size, free = len(running), kv.block_size, kv.pool.free
+        if rows * (most // size + 1) <= free:
+            return most
+        # Each wants a block when its last one is full, and another one `size` steps later.
+        room = sorted([len(seq.blocks) * size - len(seq.token_ids) for seq in running])
+        return max(1, min(most, 1 + room[free % rows] + free // rows * size))
 
     def complete_steps(self, tokens: Seq[tuple[int, ...]]) -> list[NodeEffect]:
         """As `complete` and `schedule` in turn, over steady steps: each sequence in flight, by row, gets its

@@ -28,8 +28,11 @@ class Holders(Generic[N]):
         self, node: N, view: NodePrefixes, stored: Sequence[bytes], removed: Sequence[bytes], *, reset: bool
     ) -> None:
         """As NodePrefixes.change, for `view` and the index together."""
-        if not reset and not removed:
+        if not reset and (not removed or not stored or set(stored).isdisjoint(removed)):
+            view.stored.difference_update(removed)
             view.stored.update(stored)
+            for key in removed:
+                self._drop(key, node)
             for key in stored:
                 self._add(key, node)
             return
@@ -92,8 +95,8 @@ class Holders(Generic[N]):
         one, more, count = self._one, self._more, 0
         for node, view in views:
             count += len(view.stored)
-            for key in view.stored:
-                assert one.get(key) is node or node in more.get(key, ()), "an index of prefixes lacks a node"
+            for key, first in zip(view.stored, map(one.get, view.stored), strict=True):
+                assert first is node or node in more.get(key, ()), "an index of prefixes lacks a node"
         assert more.keys() <= one.keys(), "an index of prefixes has lost its first nodes"
         assert count == len(one) + sum(map(len, more.values())), "an index of prefixes is wrong"
         assert not any(one[key] in others for key, others in more.items()), "a node holds a block twice"

@@ -149,16 +149,18 @@ class Engine:
         if not isinstance(command, Reserve) or not self._plain or len(self._mail) > 1 or core.sink.waits:
             return False
         ahead = len(self._rows) * (MAX_LEAP // kv.block_size + 2) + core.decode.headroom_blocks()
-        return kv.blocks_for(command.request.prefill_tokens) + ahead <= kv.pool.free
+        return kv.blocks_for(command.request.prefill_tokens) + ahead <= kv.available
 
     def _read(self) -> None:
-        """A turn that leaves the leap alone, unless something becomes due in it. It finds what the steps
-        until then have brought: a block that they filled may be the newcomer's, too."""
+        """A turn that leaves the leap alone, unless something becomes due in it, or the newcomer takes the
+        blocks that it was to take. It finds what the steps until then have brought: a block that they filled
+        may be the newcomer's, too."""
         self._look = None
         self.settle()
         now = self._clock.now
         self._handle(now)
         self.core.tick(now)
+        self._keep(self.core.steady_steps(len(self._ends)))
         if (wakeup := self.core.next_wakeup()) is not None:
             self._cut(wakeup)
         self._flush()
@@ -200,10 +202,13 @@ class Engine:
         """End the leap with the step that is under way then."""
         self._clock.cancel(self._look)
         self._look = None
-        last = bisect_left(self._ends, when) + 1
-        if last < len(self._ends):
-            self._used(last - len(self._ends))
-            del self._ends[last:], self._seconds[last:]
+        self._keep(bisect_left(self._ends, when) + 1)
+
+    def _keep(self, steps: int) -> None:
+        """Leave away those after the next so many."""
+        if steps < len(self._ends):
+            self._used(steps - len(self._ends))
+            del self._ends[steps:], self._seconds[steps:]
             self._set_timer(self._ends[-1], self._land)
 
     def _land(self) -> None:

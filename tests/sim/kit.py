@@ -10,6 +10,7 @@ from baton.core.load import Role
 from baton.core.request import Slo
 from baton.sim.cost import MeasuredCost
 from baton.sim.faults import Apart, Cancel, Drain, Fault, Kill, Slow, Stale, TakeRole
+from baton.sim.results import RequestResult
 from baton.sim.spec import ClusterSpec, NetworkSpec, Profile
 from baton.sim.workload.arrival import Arrival
 
@@ -28,6 +29,7 @@ SMALL = Profile(
     max_running=6,
     noise=0.05,
 )
+DECODE_STEP_S = 0.008  # the longest of these nodes, about
 
 
 def cluster(prefill: int = 1, decode: int = 1, both: int = 0, **network: float) -> ClusterSpec:
@@ -66,3 +68,18 @@ def _fault(dice: Random, names: tuple[str, ...], at_s: float) -> Fault:
             Cancel(at_s, dice.randrange(40)),
         )
     )
+
+
+def by_number(results: list[RequestResult]) -> list[RequestResult]:
+    return sorted(results, key=lambda result: result.number)
+
+
+def same(leapt: RequestResult, stepped: RequestResult) -> bool:
+    """But for one thing: an answer that breaks off in the middle of a leap has its last tokens when somebody
+    looks, which is before the step under way ends."""
+    if leapt == stepped:
+        return True
+    if leapt.ok or leapt.last_token_s is None or stepped.last_token_s is None:
+        return False
+    late_s = leapt.last_token_s - stepped.last_token_s
+    return 0.0 < late_s < DECODE_STEP_S and replace(leapt, last_token_s=stepped.last_token_s) == stepped

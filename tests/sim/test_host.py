@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from baton.sim.faults import Cancel
@@ -16,7 +16,7 @@ from baton.sim.spec import ClusterSpec, NetworkSpec
 from baton.sim.workload.arrival import Arrival
 from baton.sim.world import Checks, Options, World
 
-from .kit import SMALL, arrivals, faults
+from .kit import SMALL, arrivals, by_number, faults, same
 
 BESIDE = Beside(
     prompt_prompt=1.5,
@@ -138,6 +138,7 @@ def test_a_shared_host_is_slower_and_a_host_of_ones_own_is_not() -> None:
 
 @few
 @given(seed=st.integers(0, 10**6))
+@example(seed=58)  # an answer that breaks off in the middle of a leap
 def test_leaps_change_nothing_on_a_shared_host(seed: int) -> None:
     plan = tuple(f for f in faults(seed, NAMES, seed % 5, 1.0) if not isinstance(f, Cancel))
     spec = replace(shared(2, 2, seed % 2), network=NetworkSpec(detect_s=1.0))
@@ -146,11 +147,8 @@ def test_leaps_change_nothing_on_a_shared_host(seed: int) -> None:
         options = Options(checks=Checks(every=0, limit_s=120.0), leaps=leaps, faults=plan)
         runs.append(World(spec, seed, options=options))
     leapt, stepped = (world.run(arrivals(seed, 40, rate=60.0)) for world in runs)
-    for one, two in zip(
-        *(sorted(results.requests, key=lambda result: result.number) for results in (leapt, stepped)),
-        strict=True,
-    ):
-        assert one == two
+    for one, other in zip(by_number(leapt.requests), by_number(stepped.requests), strict=True):
+        assert same(one, other), (one, other)
     assert leapt.busy == pytest.approx(stepped.busy)
 
 

@@ -14,21 +14,15 @@ from baton.router.events import Effect, Event
 from baton.sim.clients import ClientSpec
 from baton.sim.failure import SimulationError
 from baton.sim.faults import Apart, Cancel, Kill, TakeRole
-from baton.sim.results import RequestResult
 from baton.sim.spec import ClusterSpec
 from baton.sim.workload.arrival import Arrival
 from baton.sim.world import Checks, Options, World
 
-from .kit import SMALL, arrivals, cluster, faults
+from .kit import SMALL, arrivals, by_number, cluster, faults, same
 
 NAMES = ("p0", "p1", "d0", "d1", "b0")
 SOON = Checks(every=1, limit_s=120.0)
-DECODE_STEP_S = 0.008  # the longest of these nodes, about
 few = settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
-
-
-def by_number(results: list[RequestResult]) -> list[RequestResult]:
-    return sorted(results, key=lambda result: result.number)
 
 
 @pytest.mark.parametrize("pools", [(1, 1, 0), (2, 3, 0), (0, 0, 2), (1, 1, 1)])
@@ -65,17 +59,6 @@ def test_faults_break_no_invariant(seed: int, fenced: bool, timeout: bool) -> No
     options = Options(clients, SOON, faults=faults(seed, NAMES, 8, 0.6))
     results = World(spec, seed, options=options).run(arrivals(seed, 30, rate=80.0))
     assert len(results.requests) == 30
-
-
-def same(leapt: RequestResult, stepped: RequestResult) -> bool:
-    """But for one thing: an answer that breaks off in the middle of a leap has its last tokens when somebody
-    looks, which is before the step under way ends."""
-    if leapt == stepped:
-        return True
-    if leapt.ok or leapt.last_token_s is None or stepped.last_token_s is None:
-        return False
-    late_s = leapt.last_token_s - stepped.last_token_s
-    return 0.0 < late_s < DECODE_STEP_S and replace(leapt, last_token_s=stepped.last_token_s) == stepped
 
 
 @few
