@@ -37,6 +37,7 @@ def run() -> list[Figure]:
             _read(plain),
             _batching(plain),
             *_gains(engines),
+            *_on_all_cores(engines),
             *(_besides(engine, GREEDY) for engine in (plain, int8, engines["auto"])),
             _besides(int8, SAMPLED),
             *_absolute(engines),
@@ -109,6 +110,30 @@ def _gains(engines: dict[str, Engine]) -> list[Figure]:
     figures.append(
         Figure("INT8 W8A8, prefill of 512 tokens", 512 / fast_s, "tokens/s", 512 / slow_s, "fp32", 1.5)
     )
+    return figures
+
+
+def _on_all_cores(engines: dict[str, Engine]) -> list[Figure]:
+    """Where cores share the memory's bandwidth, what reads less, or less often, gains more."""
+    cores, figures = usable_cpus(), []
+    for faster, slower, rows, other_rows, target in (
+        ("none", "none", 32, 4, 2.5),
+        ("int4", "int8-w8a8", 1, 1, 1.2),
+        ("auto", "int8-w8a8", 1, 1, 1.2),
+    ):
+        one, other = engines[faster], engines[slower]
+        one.threads(cores)
+        other.threads(cores)
+        fast_s, slow_s = alternate(
+            partial(one.decode, rows), partial(other.decode, other_rows), ROUNDS, time.perf_counter
+        )
+        one.threads(1)
+        other.threads(1)
+        name = f"{_SHOWN[faster]}, decode, batch {rows}, all {cores} cores"
+        limit_name = f"batch {other_rows}" if rows != other_rows else _SHOWN[slower]
+        figures.append(
+            Figure(name, rows / fast_s, "tokens/s", other_rows / slow_s, limit_name, target)
+        )
     return figures
 
 

@@ -5,6 +5,8 @@ The demo model's heads; every layer of a pool takes its turn, so that no cache h
 measurement take turns and the best of the rounds counts: with one thread by the thread's own clock, with all
 cores by the wall's.
 
+What decode reads of a block lies together; the longer it is, the less the memory waits between two of them.
+
 How much sharing gains is bound by the arithmetic of a query and a key beside the time to read the key: it
 grows as fewer query heads share a KV head, hence a second figure with one each.
 """
@@ -28,6 +30,7 @@ from baton.kernels.native.program import Program
 from baton.runtime.cpus import usable_cpus
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 9, 3, 64, 16
+LONG_BLOCK = 64
 CONTEXT, BATCH = 4096, 8
 PROMPTS = (512, 2048)
 SHARERS, PREFIX, SUFFIX = 32, 2048, 64
@@ -85,17 +88,18 @@ def _with(threads: int) -> list[Figure]:
 def _decode(turn: _Turn) -> list[Figure]:
     """One step's attention of a batch: KV read a second, and how many times as fast as in fp32."""
     read = memory.empty((_READ_BYTES // 4,), torch.float32).fill_(1)
-    per_row = CONTEXT // BLOCK
-    ids = torch.randperm(BATCH * per_row).tolist()
-    spans = [RowSpan(CONTEXT - 1, 1, ids[i * per_row : (i + 1) * per_row]) for i in range(BATCH)]
     figures, fp32_s = [], 0.0
-    for dtype in _DTYPES:
-        layers = _layers(dtype, BATCH * per_row, 2)
-        read_s, decode_s = turn.best(read.sum, _program(layers, spans))
+    for dtype, block in ((torch.float32, LONG_BLOCK), *((dtype, BLOCK) for dtype in _DTYPES)):
+        per_row = CONTEXT // block
+        ids = torch.randperm(BATCH * per_row).tolist()
+        spans = [RowSpan(CONTEXT - 1, 1, ids[i * per_row : (i + 1) * per_row]) for i in range(BATCH)]
+        layers = _layers(dtype, BATCH * per_row, 2, block)
+        read_s, decode_s = turn.best(read.sum, _program(layers, spans, block=block))
         kv_bytes = len(layers) * BATCH * CONTEXT * record_bytes(1, KV_HEADS, HEAD_DIM, dtype)
         name = f"attention, decode, batch {BATCH} at {CONTEXT}, {str(dtype).removeprefix('torch.')} KV"
         if dtype == torch.float32:
             fp32_s = decode_s
+            name += f" in blocks of {block}"
             value, limit = kv_bytes / decode_s / 1e9, read.nbytes / read_s / 1e9
             figures.append(Figure(f"{name}, {turn.suffix}", value, "GB/s", limit, "memory read", 0.7))
         else:
@@ -153,16 +157,17 @@ def _program(
     heads: int = HEADS,
     *,
     shared: Sequence[SharedPrefix] = (),
+    block: int = BLOCK,
 ) -> Program:
-    plan = make_plan(spans, BLOCK, shared=shared)
+    plan = make_plan(spans, block, shared=shared)
     q = torch.randn(plan.tokens, heads, HEAD_DIM)
     out, rows, params = torch.empty(q.shape), NativePlan(plan), AttentionParams(HEAD_DIM**-0.5)
     return Program(call(q, layer, rows, params, out) for layer in layers)
 
 
-def _layers(dtype: torch.dtype, blocks: int, count: int) -> list[KvLayer]:
+def _layers(dtype: torch.dtype, blocks: int, count: int, block: int = BLOCK) -> list[KvLayer]:
     """A pool of `count` layers, block-major as the engine's, of some noise."""
-    vectors = (BLOCK, KV_HEADS, HEAD_DIM)
+    vectors = (block, KV_HEADS, HEAD_DIM)
     records = memory.empty((blocks, count, record_bytes(*vectors, dtype)), torch.uint8)
     if dtype in CODE_MAX:
         codes, scales = split_records(records, vectors, dtype)

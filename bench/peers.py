@@ -168,9 +168,9 @@ def table(children: list[Child], questions: Sequence[Question], isa: str | None)
         shown.add_row(child.name, *(f"{child.best[name]:,.0f}" for name, _, _ in questions))
     ratios = []
     for name, _, _ in questions:
-        ours = max(c.best[name] for c in children if c.name.startswith("Baton"))
+        ours = [c.best[name] for c in children if c.name.startswith("Baton")]
         theirs = [c.best[name] for c in children if not c.name.startswith("Baton")]
-        ratios.append(f"{ours / max(theirs):.2f}" if theirs else "-")
+        ratios.append(f"{max(ours) / max(theirs):.2f}" if ours and theirs else "-")
     shown.add_section()
     shown.add_row("our best / best peer", *ratios)
     return shown
@@ -197,6 +197,9 @@ def main() -> None:
         os.environ["PEERS_CPU_TIME"] = "1"
     found = systems(options.dir, 1 if options.cpu_time else usable_cpus(), options.isa)
     chosen = [system for system in found if _wanted(system.name, options.only)]
+    if not chosen:
+        print(f"none of {', '.join(system.name for system in found)} was asked for", file=sys.stderr)
+        return
     questions = [question for question in QUESTIONS if _wanted(question[0], options.questions)]
     children: list[Child] = []
     try:

@@ -21,11 +21,12 @@ from baton.kv_transfer.pool_view import PoolView, gather
 from baton.kv_transfer.tcp import frames
 from baton.kv_transfer.tcp.frames import FRAME_BYTES, HEADER_BYTES, Frame, Kind, ProtocolError, Status
 from baton.kv_transfer.tcp.loop import Loop
-from baton.kv_transfer.tcp.sockets import abort
+from baton.kv_transfer.tcp.sockets import abort, unacknowledged
 from baton.kv_transfer.writes import Completion, Outcome, Write
 
 MAX_QUEUED = 1 << 16
 TURN_BYTES = 4 << 20  # sent before other connections get their turn
+LOOKS = 4  # in the time after which a peer that does not move is given up
 
 
 @dataclass(eq=False)
@@ -60,6 +61,8 @@ class Outbound:
         self._in = bytearray()
         self._mask = select.EPOLLIN | select.EPOLLRDHUP
         self._progress_s = 0.0
+        self._look_s = math.inf
+        self._left_bytes = 0  # in the kernel's hands when the peer's progress was last looked at
         self._closing = False
         self._error = ""
 
@@ -104,7 +107,7 @@ class Outbound:
         layout, dtype = self._peer.layout, self._dtype
         pieces = (piece for op in ops for piece in split(op, layout, dtype, FRAME_BYTES))
         if not self._busy():
-            self._progress_s = time.monotonic()
+            self._progressed()
         self._queue.append(_Sending(write, pieces))
         if not self._mask & select.EPOLLOUT:
             self._pump()
@@ -147,8 +150,9 @@ class Outbound:
                 self.fail(f"{self._name()}: {exc.strerror}")
                 return
             turn += sent
-            self._progress_s = time.monotonic()
             self._advance(sent)
+        if turn:
+            self._progressed()
         waits = bool(self._out or self._current or self._queue)
         mask = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if waits else 0)
         if mask != self._mask:
@@ -210,7 +214,7 @@ class Outbound:
                 self.fail(f"{self._name()} closed the connection")
                 return
             if data is not None:
-                self._progress_s = time.monotonic()
+                self._progressed()
                 self._in += data
                 self._parse()
         if not self._error:
@@ -243,11 +247,24 @@ class Outbound:
             error = "the connection was closed"
         self._completions.push(Completion(write.write_id, write.transfer_id, outcome, sent, seconds, error))
 
+    # -- whether the peer moves at all
+
+    def _progressed(self) -> None:
+        self._progress_s = time.monotonic()
+        self._look_s = self._progress_s + self.stall_timeout_s / LOOKS
+        self._left_bytes = unacknowledged(self._sock)
+
     def due_s(self) -> float:
-        return self._progress_s + self.stall_timeout_s if self._busy() else math.inf
+        return self._look_s if self._busy() else math.inf
 
     def overdue(self) -> None:
-        self.fail(f"{self._name()} neither took nor confirmed anything for {self.stall_timeout_s:g} s")
+        """Nothing came, and the socket took nothing: but over a slow link what it holds may still be leaving."""
+        if unacknowledged(self._sock) < self._left_bytes:
+            self._progressed()
+            return
+        self._look_s += self.stall_timeout_s / LOOKS
+        if time.monotonic() >= self._progress_s + self.stall_timeout_s:
+            self.fail(f"{self._name()} neither took nor confirmed anything for {self.stall_timeout_s:g} s")
 
     def _name(self) -> str:
         return f"{self._peer.node_id} (incarnation {self._peer.incarnation!r})"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
 import struct
+import sys
+import termios
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -61,6 +64,11 @@ def tune(sock: socket.socket, stall_timeout_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(stall_timeout_s / 3)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(stall_timeout_s * 1000)))
+
+
+def unacknowledged(sock: socket.socket) -> int:
+    """Bytes that were sent and that the peer's host has not confirmed (SIOCOUTQ of tcp(7)); OSError: closed."""
+    return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def abort(sock: socket.socket) -> None:

@@ -9,13 +9,23 @@ from contextlib import suppress
 
 
 class Relay:
-    """Forwards one connection both ways: in small pieces, or cut off after so many bytes."""
+    """Forwards one connection both ways: in small pieces, or cut off after so many bytes. held: bytes that it
+    takes in before it forwards them; None: as many as the kernel likes."""
 
     def __init__(
-        self, host: str, port: int, *, cut_after: int = 1 << 62, piece: int = 1 << 16, pause_s: float = 0.0
+        self,
+        host: str,
+        port: int,
+        *,
+        cut_after: int = 1 << 62,
+        piece: int = 1 << 16,
+        pause_s: float = 0.0,
+        held: int | None = None,
     ) -> None:
         self._to, self._left, self._piece, self._pause_s = (host, port), cut_after, piece, pause_s
         self._server = socket.create_server(("127.0.0.1", 0))
+        if held is not None:
+            self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, held)
         self._threads = [threading.Thread(target=self._accept)]
 
     def __enter__(self) -> int:

@@ -252,6 +252,28 @@ def _trickled(rig: Rig) -> Outcome:
     return outcome
 
 
+def test_what_the_socket_took_at_once_may_leave_it_slowly() -> None:
+    """90 KB fit into the source's socket, and take six times as long as a stall may over the link. Tried again
+    where the machine held it up."""
+    for _ in range(5):
+        with rig_of("tcp") as rig:
+            if _left_slowly(rig) is Outcome.APPLIED:
+                return
+    raise AssertionError("taken for a stall every time")
+
+
+def _left_slowly(rig: Rig) -> Outcome:
+    rig.options = replace(rig.options, stall_timeout_s=0.5)
+    target, source = rig.node("t", LARGE, fill=0.0), rig.node("s", LARGE, fill=1.0)
+    address = target.transport.describe().params
+    with Relay(address["host"], int(address["port"]), piece=1200, pause_s=0.04, held=4096) as port:
+        peer = replace(target.peer(), endpoint=Endpoint("tcp", {"host": "127.0.0.1", "port": str(port)}))
+        connection = source.transport.connect(peer)
+        target.transport.open(1, "s", [1])
+        connection.submit(write_of(1, 1, [1], [1], block_size=16, tokens=2))
+        return source.wait(1)[1].outcome
+
+
 def test_a_write_under_way_is_stopped_by_a_cancel(rig: Rig) -> None:
     target, source = rig.node("t", LARGE, fill=0.0), rig.node("s", LARGE, fill=1.0)
     address = target.transport.describe().params
