@@ -131,9 +131,7 @@ def _on_all_cores(engines: dict[str, Engine]) -> list[Figure]:
         other.threads(1)
         name = f"{_SHOWN[faster]}, decode, batch {rows}, all {cores} cores"
         limit_name = f"batch {other_rows}" if rows != other_rows else _SHOWN[slower]
-        figures.append(
-            Figure(name, rows / fast_s, "tokens/s", other_rows / slow_s, limit_name, target)
-        )
+        figures.append(Figure(name, rows / fast_s, "tokens/s", other_rows / slow_s, limit_name, target))
     return figures
 
 

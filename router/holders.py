@@ -12,16 +12,17 @@ MOST_SEEN = 32  # holders named for one prompt: of a prefix that everybody has, 
 
 
 class Holders(Generic[N]):
-    """Key to nodes, in the order in which they came by it. Most blocks are on one or two nodes, so tuples."""
+    """Key to nodes. Most blocks are on one node, so only others cost a table of their own."""
 
     def __init__(self) -> None:
-        self._nodes: dict[bytes, tuple[N, ...]] = {}
+        self._one: dict[bytes, N] = {}
+        self._more: dict[bytes, dict[N, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._one)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._nodes
+        return key in self._one
 
     def change(
         self, node: N, view: NodePrefixes, stored: Sequence[bytes], removed: Sequence[bytes], *, reset: bool
@@ -30,41 +31,53 @@ class Holders(Generic[N]):
         if not reset and (not removed or not stored or set(stored).isdisjoint(removed)):
             view.stored.difference_update(removed)
             view.stored.update(stored)
-            self._drop(removed, node)
-            self._add(stored, node)
+            for key in removed:
+                self._drop(key, node)
+            for key in stored:
+                self._add(key, node)
             return
         gone = view.stored if reset else set[bytes]()
         stored, removed = tuple(stored), tuple(removed)
         view.change(stored, removed, reset=reset)
         now = view.stored
-        self._drop([key for key in gone if key not in now], node)
-        self._drop([key for key in removed if key not in now], node)
-        self._add([key for key in stored if key in now], node)
+        for key in gone:
+            if key not in now:
+                self._drop(key, node)
+        for key in removed:
+            if key not in now:
+                self._drop(key, node)
+        for key in stored:
+            if key in now:
+                self._add(key, node)
 
-    def _add(self, keys: Iterable[bytes], node: N) -> None:
-        nodes, alone = self._nodes, (node,)
-        for key in keys:
-            held = nodes.setdefault(key, alone)
-            if held is not alone and node not in held:
-                nodes[key] = (*held, node)
+    def _add(self, key: bytes, node: N) -> None:
+        first = self._one.setdefault(key, node)
+        if first is not node:
+            self._more.setdefault(key, {})[node] = None
 
-    def _drop(self, keys: Iterable[bytes], node: N) -> None:
-        nodes = self._nodes
-        for key in keys:
-            held = nodes.get(key, ())
-            if node in held:
-                if len(held) == 1:
-                    del nodes[key]
-                else:
-                    nodes[key] = tuple([each for each in held if each is not node])
+    def _drop(self, key: bytes, node: N) -> None:
+        more = self._more.get(key)
+        if self._one.get(key) is node:
+            if more:
+                self._one[key] = next(iter(more))
+                del more[self._one[key]]
+            else:
+                del self._one[key]
+        elif more:
+            more.pop(node, None)
+        if more is not None and not more:
+            del self._more[key]
 
-    def of(self, key: bytes) -> tuple[N, ...]:
-        return self._nodes.get(key, ())
+    def of(self, key: bytes) -> Iterator[N]:
+        first = self._one.get(key)
+        if first is not None:
+            yield first
+            yield from self._more.get(key, ())
 
     def longest(self, keys: PromptKeys) -> Iterator[N]:
         """Nodes that hold the prompt's last known block, then those that hold one before it, and so on, each
         once: as caches drop a prefix from its end, these are about the longest matches, best first."""
-        block = keys.known_blocks(self._nodes) - 1
+        block = keys.known_blocks(self._one) - 1
         seen: dict[N, None] = {}
         step = 1
         while block >= 0:
@@ -79,10 +92,11 @@ class Holders(Generic[N]):
             block = max(0, block - step) if block else -1
 
     def check(self, views: Iterable[tuple[N, NodePrefixes]]) -> None:
-        nodes, count = self._nodes, 0
+        one, more, count = self._one, self._more, 0
         for node, view in views:
             count += len(view.stored)
-            for key, held in zip(view.stored, map(nodes.get, view.stored), strict=True):
-                assert held is not None and node in held, "an index of prefixes lacks a node"
-        assert count == sum(map(len, nodes.values())), "an index of prefixes is wrong, or has a node twice"
-        assert all(nodes.values()), "an index of prefixes keeps what nobody holds"
+            for key, first in zip(view.stored, map(one.get, view.stored), strict=True):
+                assert first is node or node in more.get(key, ()), "an index of prefixes lacks a node"
+        assert more.keys() <= one.keys(), "an index of prefixes has lost its first nodes"
+        assert count == len(one) + sum(map(len, more.values())), "an index of prefixes is wrong"
+        assert not any(one[key] in others for key, others in more.items()), "a node holds a block twice"

@@ -258,7 +258,7 @@ class Outbound:
         return self._look_s if self._busy() else math.inf
 
     def overdue(self) -> None:
-        """Nothing came, and the socket took nothing: but over a slow link what it holds may still be leaving."""
+        """Nothing came, and the socket took nothing. Over a slow link what it holds may still be leaving."""
         if unacknowledged(self._sock) < self._left_bytes:
             self._progressed()
             return

@@ -67,7 +67,7 @@ def tune(sock: socket.socket, stall_timeout_s: float) -> None:
 
 
 def unacknowledged(sock: socket.socket) -> int:
-    """Bytes that were sent and that the peer's host has not confirmed (SIOCOUTQ of tcp(7)); OSError: closed."""
+    """Bytes that were sent and that the peer's host has not confirmed (SIOCOUTQ of tcp(7))."""
     return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 

@@ -253,8 +253,8 @@ def _trickled(rig: Rig) -> Outcome:
 
 
 def test_what_the_socket_took_at_once_may_leave_it_slowly() -> None:
-    """90 KB fit into the source's socket, and take six times as long as a stall may over the link. Tried again
-    where the machine held it up."""
+    """90 KB fit into the source's socket, and take six times as long as a stall may over the link.
+    Tried again where the machine held it up."""
     for _ in range(5):
         with rig_of("tcp") as rig:
             if _left_slowly(rig) is Outcome.APPLIED:
