@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 STOP_GRACE_S = 0.5
 POLL_S = 0.02
+GAUGES_S = 0.5  # metrics may be so old: each time all nodes are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class RouterApp:
         self._nodes = self._node_server()
         self._draining = False
         self._ready = asyncio.Event()
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     @property
     def address(self) -> str:
@@ -133,7 +134,8 @@ class RouterApp:
             await self._stop_servers()
             raise
         self.driver.on_step = self._ready.set
-        self._watch = asyncio.get_running_loop().create_task(self._watch_ready())
+        loop = asyncio.get_running_loop()
+        self._watches = [loop.create_task(watch) for watch in (self._watch_ready(), self._watch_cluster())]
         log.info(
             "router serves", clients=self.address, http=self.http_address, registry=self.registry_address
         )
@@ -149,8 +151,8 @@ class RouterApp:
         except TimeoutError:
             self.driver.abandon_all(Unavailable("the router stops", retry_after_s=1.0))
             await asyncio.sleep(POLL_S)  # let the aborts reach the nodes, and the statuses the clients
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         await self._stop_servers()
 
     async def _stop_servers(self) -> None:
@@ -173,7 +175,12 @@ class RouterApp:
             await asyncio.sleep(POLL_S)
             await self._ready.wait()
             self._ready.clear()
-            self._observer.cluster_changed()
+
+    async def _watch_cluster(self) -> None:
+        """Metrics of all nodes together."""
+        while True:
+            self._observer.show_cluster()
+            await asyncio.sleep(GAUGES_S)
 
     def _client_server(self) -> GrpcServer:
         settings = self.settings

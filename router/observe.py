@@ -52,7 +52,8 @@ class Observer:
             choices=[_ending(choice) for choice in stream.choices],
         )
 
-    def cluster_changed(self) -> None:
+    def show_cluster(self) -> None:
+        """O(nodes)."""
         machine = self._driver.machine
         self._metrics.running.set(machine.in_flight)
         self._metrics.waiting.set(machine.queued)

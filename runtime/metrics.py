@@ -209,6 +209,7 @@ class NodeMetrics(_Base):
             **model
         )
         self._role = gauge("baton_role", "1 for the role that the node plays.", "role")
+        self._shown_role: Role | None = None
         self._draining = gauge("baton_draining", "1 while no new requests are taken.").labels(**model)
         self._leases = gauge("baton_leases", "Reservations for KV that is on its way.").labels(**model)
         self._exporting = gauge("baton_exporting", "Prompts done whose KV is not handed off yet.").labels(
@@ -237,8 +238,10 @@ class NodeMetrics(_Base):
         self._waiting.set(report.waiting)
         used = report.blocks_total - report.blocks_free
         self._usage.set(used / report.blocks_total if report.blocks_total else 0.0)
-        for role in Role:
-            self._role.labels(self._model, role.value).set(int(role is report.role))
+        if report.role is not self._shown_role:
+            self._shown_role = report.role
+            for role in Role:
+                self._role.labels(self._model, role.value).set(int(role is report.role))
         self._draining.set(int(report.draining))
         self._leases.set(report.reserved)
         self._exporting.set(report.exporting)
