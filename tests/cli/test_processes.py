@@ -107,6 +107,7 @@ def test_a_deployment_from_start_to_end(model: Path, tmp_path: Path) -> None:
         check_http(said["http"])
         for process in said["processes"]:
             check_probes(process["metrics"])
+        check_cluster_metrics(said["processes"][0]["metrics"])
         check_steering()
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(START_S) == 0
@@ -147,9 +148,23 @@ def check_answers(endpoint: str) -> None:
 def check_probes(address: str) -> None:
     assert fetch(address, "/health/live") == "ok\n"
     assert fetch(address, "/health/ready") == "ok\n"
-    metrics = fetch(address, "/metrics")
-    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics
+    metrics = metrics_with(address, 'vllm:num_requests_running{model_name="tiny"} 0.0')
     assert not [line for line in metrics.splitlines() if line.endswith(" NaN")]
+
+
+def check_cluster_metrics(router: str) -> None:
+    for role in ("prefill", "decode"):
+        metrics_with(router, f'baton_node_role{{model_name="tiny",node="{role}-0",role="{role}"}} 1.0')
+        metrics_with(router, f'baton_nodes{{model_name="tiny",role="{role}",state="up"}} 1.0')
+
+
+def metrics_with(address: str, line: str) -> str:
+    """They may be half a second old."""
+    patience = Patience(START_S)
+    while line not in (metrics := fetch(address, "/metrics")):
+        assert patience.lasts(), f"no {line} in {metrics}"
+        time.sleep(0.05)
+    return metrics
 
 
 def check_steering() -> None:
