@@ -222,20 +222,31 @@ async def test_counters_after_cancels_and_deaths(world: World) -> None:
         await asyncio.sleep(draw.uniform(0, 1.0))
         return await exact(cluster, world.cases[draw.randrange(10)], salt=str(draw.random()))
 
-    streams: list[Streaming] = []
-
-    async def held() -> bool:
-        streams.append(Streaming(cluster, world.streaming, salt=f"dies {len(streams)}"))
-        await met(partial(_begun, streams[-1]), streams[-1])
-        return len(streams) > 5 and (await cluster.node("decode-1")).in_flight > 0
+    async def held(attempt: int) -> list[Streaming]:
+        """Streams. decode-1 has some and stands still, else they might be over before the kill."""
+        streams = [Streaming(cluster, world.streaming, salt=f"dies {attempt} {i}") for i in range(6)]
+        for stream in streams:
+            await met(partial(_begun, stream), stream)
+        await cluster.hold("decode-1")
+        await cluster.caught_up()
+        if (await cluster.node("decode-1")).in_flight > 0:
+            return streams
+        cluster.let_go("decode-1")
+        for stream in streams:
+            await stream.exact()
+        await cluster.up(*NODES)
+        return []
 
     async def death() -> None:
         cluster.kill("decode-1")
         answers = [await stream.exact() for stream in streams]
         assert any(answer.timings.retries for answer in answers), "nothing was on the node"
 
-    await cluster.hold("decode-1")  # else what it has may be over before the kill
-    await until(held, what="held by the node")
+    for attempt in range(TRIES):
+        if streams := await held(attempt):
+            break
+    else:
+        raise AssertionError("decode-1 never had anything")
     await asyncio.gather(death(), *(cancelled() for _ in range(60)), *(normal() for _ in range(20)))
     await another(cluster, "decode-1", pid)
     await cluster.up(*NODES)
