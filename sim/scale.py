@@ -15,7 +15,7 @@ from baton.sim.world import Checks, Options, World
 PROFILE = "llama-3-8b@h100"
 NODE_RATE = 5.0
 """Requests per second and node: about a third of what prefill nodes can do."""
-CHECK_EVERY = 5_000_000
+CHECK_EVERY = 1_000_000
 """Events between two checks of all invariants; those of requests and hand-offs are watched all the time."""
 
 
