@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -35,3 +37,33 @@ def in_words(endpoint: str) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise told_to_client(error, endpoint) from None
+
+
+@contextlib.contextmanager
+def interruptible(cancel: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C calls `cancel`, which is to end what the block waits for; then KeyboardInterrupt is raised. gRPC
+    waits with `threading.Condition`: raised there, between the lock's release and the `try` that takes it
+    again, it would have a lock released that nobody holds."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield  # nothing is raised here
+        return
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        cancel()
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except grpc.RpcError:
+        if not interrupted:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupted:
+        raise KeyboardInterrupt

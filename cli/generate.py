@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from baton.cli.calls import connected
+from baton.cli.calls import connected, interruptible
 from baton.cli.terminal import EXIT_FAILURE, notes
 from baton.core.errors import InvalidArgument
 from baton.proto.v1 import inference_pb2 as pb
@@ -83,8 +83,14 @@ def stream(
 ) -> Iterator[str]:
     """Pieces of text as they come; `answer` is filled meanwhile. Leaving early cancels the request."""
     call = stub.Generate(request, timeout=timeout_s)
+    responses = iter(call)
+
+    def received() -> pb.GenerateResponse | None:
+        with interruptible(call.cancel):
+            return next(responses, None)
+
     try:
-        for response in call:
+        for response in iter(received, None):
             answer.add(response)
             if response.text:
                 yield response.text

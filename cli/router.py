@@ -148,6 +148,7 @@ def machine_config(router: RouterSection, index: int, *, fetch: bool = True) -> 
     return RouterConfig(
         lease_s=router.lease_s,
         max_queued=router.queue_limit,
+        max_node_wait_s=router.max_node_wait_s,
         max_retries=router.max_retries,
         order=router.order,
         ttft_s=router.slo.ttft_s,

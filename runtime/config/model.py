@@ -120,6 +120,9 @@ class RouterConfig(Section):
     """Port of the first router's /metrics and /health, the next ones count up; 0: the kernel chooses."""
     queue_limit: Annotated[int, Field(ge=0, le=10**6)] = 1024
     """Requests that may wait in the router for a node; more are shed with RESOURCE_EXHAUSTED."""
+    max_node_wait_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 0.1
+    """A node whose prompts are predicted to take so long gets no more of them: they wait in the router, which
+    can still send them elsewhere."""
     max_retries: Annotated[int, Field(ge=0, le=100)] = 3
     """How often a request is tried anew after a node was lost."""
     order: Literal["slack", "fcfs"] = "slack"

@@ -40,6 +40,10 @@ PATIENT: dict[str, Any] = {"lease_s": 10.0}
 """A process that a busy machine lets stand still for some seconds is not dead: one that died is known by its
 connections, and what a lease is for has tests with leases of their own."""
 
+ALL_AT_ONCE: dict[str, Any] = {"max_node_wait_s": 1000.0}
+"""Prompts go to their node as they come. Else it depends on how fast the router has found the node whether
+some wait in the router."""
+
 
 def config(
     model: Path | str, *, prefill: int = 1, decode: int = 1, both: int = 0, **sections: dict[str, Any]

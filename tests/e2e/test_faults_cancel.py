@@ -20,7 +20,7 @@ from baton.proto.v1 import inference_pb2 as pb
 from baton.runtime.client.aio import AsyncStream
 from baton.runtime.client.types import Timings
 from baton.runtime.grpc_channel import channel
-from tests.e2e.cluster import Cluster, config, running
+from tests.e2e.cluster import ALL_AT_ONCE, PATIENT, Cluster, config, running
 from tests.e2e.exact import Case, all_exact, exact, solid_case, tiny
 from tests.e2e.faults import (
     PATIENCE_S,
@@ -67,7 +67,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     lasting = replace(streaming, want=replace(streaming.want, token_ids=[0] * LASTING))
     engine = {"chunk_tokens": 4, "max_batch_tokens": 8, "max_running": MAX_RUNNING, "num_blocks": LASTING}
     log = folder / "log"
-    async with running(config(model, engine=engine), log) as cluster:
+    async with running(config(model, engine=engine, router=PATIENT | ALL_AT_ONCE), log) as cluster:
         await exact(cluster, cases[0])
         yield World(cluster, cases, streaming, lasting, long, log)
 

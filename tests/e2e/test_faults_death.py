@@ -15,7 +15,7 @@ import torch
 
 from baton.core.errors import Unavailable
 from baton.runtime.client.types import Completion
-from tests.e2e.cluster import Cluster, config, running
+from tests.e2e.cluster import ALL_AT_ONCE, Cluster, config, running
 from tests.e2e.exact import Case, all_exact, exact, solid_case, tiny
 from tests.e2e.faults import (
     PATIENCE_S,
@@ -63,7 +63,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         prefill=2,
         decode=2,
         engine={"num_blocks": 800, "chunk_tokens": 1, "max_batch_tokens": 1},  # long prompts take many steps
-        router={"lease_s": LEASE_S, "max_retries": 10},
+        router={"lease_s": LEASE_S, "max_retries": 10} | ALL_AT_ONCE,
         supervise={"max_restarts": 100, "backoff_s": 0.1},
     )
     log = folder / "log"
@@ -96,8 +96,8 @@ async def _killed_in_flight(world: World, salt: str) -> list[Completion]:
                 asyncio.ensure_future(exact(cluster, case, salt=f"{salt} {attempt}"))
                 for case in world.long[1:]
             ]
-            with cluster.slowed(STEP_S):  # two: the third may wait at the router
-                seen = await met(lambda: _reserved(cluster, 2), gone, *asked)
+            with cluster.slowed(STEP_S):
+                seen = await met(lambda: _reserved(cluster, 1 + len(asked)), gone, *asked)
                 await cluster.hold("prefill-0")
             await cluster.caught_up()
             over = gone.over

@@ -1,0 +1,94 @@
+"""What a call to a deployment makes of Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from baton.cli.calls import interruptible
+
+WITHIN_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+class Answer:
+    """Waits as gRPC does."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._ended = False
+
+    def cancel(self) -> None:
+        with self._condition:
+            self._ended = True
+            self._condition.notify_all()
+
+    def wait(self) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._ended, WITHIN_S)
+
+
+@contextmanager
+def ctrl_c_in_a_wait() -> Iterator[None]:
+    """It comes when a waiting condition has released its lock, and would not yet take it again."""
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_return" and arg.__name__ == "_release_save":
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def test_ctrl_c_breaks_into_no_wait() -> None:
+    answer = Answer()
+    with pytest.raises(KeyboardInterrupt), ctrl_c_in_a_wait(), interruptible(answer.cancel):
+        assert answer.wait()
+
+
+def test_ctrl_c_at_another_time_is_what_it_always_is() -> None:
+    with interruptible(Answer().cancel):
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_where_nobody_listens_to_ctrl_c_nothing_is_cancelled() -> None:
+    """As in a shell's background job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cancelled: list[int] = []
+    with interruptible(lambda: cancelled.append(1)):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert cancelled == []
+
+
+def test_elsewhere_than_in_the_main_thread_it_is_left_alone() -> None:
+    seen: list[Any] = []
+
+    def within() -> None:
+        with interruptible(Answer().cancel):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=within)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
