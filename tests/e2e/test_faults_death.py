@@ -97,7 +97,7 @@ async def _killed_in_flight(world: World, salt: str) -> list[Completion]:
                 for case in world.long[1:]
             ]
             with cluster.slowed(STEP_S):
-                seen = await met(lambda: _reserved(cluster, 1 + len(asked)), gone, *asked)
+                seen = await met(lambda: _reserved(cluster, len(world.long)), gone, *asked)
                 await cluster.hold("prefill-0")
             await cluster.caught_up()
             over = gone.over
