@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 # versions that would give different tokens refuse each other's KV. tests/kernels/test_revision.py notices.
 REVISION = 1
 
-_ISA = {1: "avx2", 2: "avx512"}
+_ISA = {1: "avx2", 2: "avx512", 3: "amx"}
 ISA_ENV = "BATON_CPU_ISA"
 Function = Callable[[ctypes.c_void_p, ctypes.c_void_p], None]
 
@@ -44,7 +44,8 @@ def library() -> ctypes.CDLL | None:
     """
     wanted = os.environ.get(ISA_ENV) or "none"
     if wanted not in ("none", *_ISA.values()):
-        raise InvalidArgument(f"must be none, {' or '.join(_ISA.values())}, got {wanted!r}", field=ISA_ENV)
+        *most, last = _ISA.values()
+        raise InvalidArgument(f"must be none, {', '.join(most)} or {last}, got {wanted!r}", field=ISA_ENV)
     found = sorted(Path(__file__).parent.glob("_native*.so"))
     if not found:
         log.warning("native kernels were not built (no C++ compiler at install?): torch computes, slower")
@@ -94,7 +95,8 @@ def available() -> bool:
 
 
 def isa() -> str | None:
-    """ "avx2" or "avx512": which compilation runs; None: none does."""
+    """ "avx2", "avx512", or "amx", which is AVX-512 with products of integers in tiles: what computes; None:
+    nothing does."""
     loaded = library()
     return None if loaded is None else _ISA[loaded.baton_isa()]
 

@@ -38,7 +38,7 @@ _HALVES = {  # as GGUF has them, with scales in fp16
     "q4_1": WeightScheme(Codes.INT4, group=32, symmetric=False),
 }
 FORMATS = (*_SCHEMES, *_HALVES, "int4 ordered", "w8a8 ordered")
-ROWS = (1, 2, 3, 4, 7, 8, 15, 16, 29, 33)
+ROWS = (1, 2, 3, 4, 7, 8, 15, 16, 29, 33, 50)
 
 
 def quantized(name: str, weight: torch.Tensor) -> QuantizedWeight:
@@ -59,7 +59,7 @@ def quantized(name: str, weight: torch.Tensor) -> QuantizedWeight:
 def digests() -> dict[str, str]:
     found = {}
     for name in FORMATS:
-        for out, inputs in ((7, 5), (331, 70), (40, 1100)):
+        for out, inputs in ((7, 5), (331, 70), (40, 1100), (100, 640)):
             prepared = prepare(quantized(name, noise(out, inputs)), noise(out, seed=1))
             results = [prepared(noise(rows, inputs, seed=rows)) for rows in ROWS]
             results.append(prepared.rows(torch.tensor([0, out - 1, 3])))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +17,7 @@ from baton.kernels.quantize import Codes, QuantizedWeight, WeightScheme, dequant
 from baton.kernels.rms_norm import native as rms_norm
 from baton.kernels.silu_mul import native as silu_mul
 from tests.kernels.int_cases import FORMATS, ROWS, digests, quantized
+from tests.kernels.isas import LESSER, digests_by
 from tests.kernels.linear_cases import noise
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no native kernels here")
@@ -171,18 +168,9 @@ def test_results_past_the_caches() -> None:
         assert torch.equal(out[293:], prepared(x[293:]))
 
 
-@pytest.mark.skipif(native.isa() != "avx512", reason="this machine has one of them only")
-def test_both_instruction_sets_give_the_same_bits() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.int_cases"],
-        env={**os.environ, "BATON_CPU_ISA": "avx2", "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    child = json.loads(done.stdout)
-    assert child["isa"] == "avx2"
-    assert child["digests"] == digests()
+@pytest.mark.parametrize("isa", LESSER)
+def test_all_instruction_sets_give_the_same_bits(isa: str) -> None:
+    assert digests_by(isa, "int_cases") == digests()
 
 
 @pytest.mark.parametrize("name", FORMATS)

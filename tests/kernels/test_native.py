@@ -21,6 +21,7 @@ from baton.kernels import native
 from baton.kernels.linear.native import prepare
 from baton.kernels.native import memory
 from baton.kernels.native.program import Program
+from tests.kernels.isas import ALL, LESSER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +102,7 @@ def test_a_program_keeps_what_it_points_at() -> None:
 
 
 @pytest.mark.skipif("BATON_CPU_ISA" in os.environ, reason="what the machine has is not to be seen from here")
-@pytest.mark.parametrize("isa", ["none", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["none", *ALL])
 def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
     """ "none": torch computes, and one line says why. More than the machine has is not given."""
     program = (
@@ -121,14 +122,14 @@ def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
         [line] = done.stderr.splitlines()
         assert "torch computes" in line
     else:
-        assert done.stdout.split() == ["avx2" if isa == "avx2" else native.isa(), "True", "True"]
+        assert done.stdout.split() == [isa if isa in LESSER else native.isa(), "True", "True"]
         assert done.stderr == ""
 
 
 @pytest.mark.parametrize("isa", ["AVX2", "sse", "avx512 "])
 def test_an_instruction_set_that_there_is_not_is_refused(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CPU_ISA", isa)
-    with pytest.raises(InvalidArgument, match="none, avx2 or avx512") as caught:
+    with pytest.raises(InvalidArgument, match="none, avx2, avx512 or amx") as caught:
         native.library.__wrapped__()
     assert caught.value.field == "BATON_CPU_ISA"
 

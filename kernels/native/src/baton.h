@@ -32,9 +32,9 @@
 
 namespace baton {
 
-enum class Isa { none, avx2, avx512 };
+enum class Isa { none, avx2, avx512, amx };  // each has what is before it, too
 
-// What this machine has, unless BATON_CPU_ISA (avx2, avx512, none) asks for less; read once.
+// What this machine has, unless BATON_CPU_ISA (none, avx2, avx512, amx) asks for less; read once.
 Isa isa();
 
 }  // namespace baton
@@ -46,7 +46,7 @@ Isa isa();
 // The operation as a C function, its instruction set chosen once, and the size of its arguments for a check.
 #define BATON_EXPORT(op, Args)                                                       \
   BATON_API void baton_##op(const baton::Args* args, baton::Pool* pool) noexcept {  \
-    static const auto chosen = baton::isa() == baton::Isa::avx512 ? baton::avx512::op \
+    static const auto chosen = baton::isa() >= baton::Isa::avx512 ? baton::avx512::op \
                                                                   : baton::avx2::op; \
     chosen(*args, *pool);                                                            \
   }                                                                                  \

@@ -3,6 +3,7 @@
 
 #define BATON_ISA avx2
 #define BATON_AVX512 0
+#define BATON_AMX 0
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,bmi2,prfchw")
 #include "simd.inl"
@@ -12,9 +13,15 @@ namespace baton::BATON_ISA {
 #pragma GCC pop_options
 #undef BATON_ISA
 #undef BATON_AVX512
+#undef BATON_AMX
 
 #define BATON_ISA avx512
 #define BATON_AVX512 1
+#if __has_include(<amxint8intrin.h>)  // the compiler knows of AMX
+#define BATON_AMX 1
+#else
+#define BATON_AMX 0
+#endif
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,bmi2,prfchw,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #include "simd.inl"
@@ -24,3 +31,4 @@ namespace baton::BATON_ISA {
 #pragma GCC pop_options
 #undef BATON_ISA
 #undef BATON_AVX512
+#undef BATON_AMX

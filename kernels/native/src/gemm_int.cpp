@@ -1,6 +1,8 @@
 #include "gemm_int.h"
 
 #include <iterator>
+#include <memory>
+#include <new>
 #include <numeric>
 #include <utility>
 

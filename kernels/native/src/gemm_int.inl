@@ -19,17 +19,19 @@ static int64_t chunk_size(int64_t units, double cycles) {
   return std::max<int64_t>(1, (units + chunks - 1) / chunks);
 }
 
+// Rows after the last, up to a multiple of `together`, hold anything, with scales of 0; a line more may be read.
 template <class Form>
-static Activations round_rows(const GemmIntArgs& args, const float* x, Pool& pool) {
+static Activations round_rows(const GemmIntArgs& args, const float* x, int64_t together, Pool& pool) {
   const IntWeight& weight = args.weight;
-  const int64_t rows = *args.rows;
+  const int64_t rows = *args.rows, all = (rows + together - 1) / together * together;
   Activations to;
   to.row_units = padded_units((weight.steps + 1) * 2 * Form::kUnits);  // one more: see store_units
-  to.units = static_cast<int32_t*>(pool.scratch(0, rows * to.row_units * sizeof(int32_t)));
-  const size_t scales_bytes = rows * weight.block_count * sizeof(BlockScale);
+  to.units = static_cast<int32_t*>(pool.scratch(0, all * to.row_units * sizeof(int32_t) + 64));
+  const size_t scales_bytes = all * weight.block_count * sizeof(BlockScale);
   auto* memory = static_cast<char*>(pool.scratch(1, scales_bytes + rows * sizeof(float)));
   to.scales = reinterpret_cast<BlockScale*>(memory);
   to.sums = reinterpret_cast<float*>(memory + scales_bytes);
+  std::memset(to.scales + rows * weight.block_count, 0, (all - rows) * weight.block_count * sizeof(BlockScale));
   const int64_t per_chunk = chunk_size(rows, static_cast<double>(rows * weight.steps) * kStep);
   pool.run((rows + per_chunk - 1) / per_chunk, [&](int64_t chunk) {
     static thread_local std::vector<float> normed;
@@ -112,24 +114,40 @@ static void multiply_rows(const GemmIntArgs& args, const Activations& x, float* 
   if (streamed) _mm_sfence();
 }
 
+#if BATON_AMX
+#include "gemm_int_amx.inl"
+#endif
+
 template <class Form>
 static void multiply(const GemmIntArgs& args, Pool& pool) {
   const IntWeight& weight = args.weight;
   const int64_t first_row = args.first == nullptr ? 0 : *args.first;
   const Tiles tiles(*args.rows);
-  const Activations x = round_rows<Form>(args, args.x + first_row * args.x_stride, pool);
   float* out = args.out + first_row * args.out_stride;
   const int64_t all = (weight.out_features + kLanes - 1) / kLanes;
   const int64_t panels = args.finish == IntFinish::gate ? all / 2 : all;
+  int64_t together = 1;
+  double products = static_cast<double>(*args.rows * weight.steps * 2 * Form::kUnits);  // cycles, of a panel
+#if BATON_AMX
+  const bool amx = weight.narrow && isa() == Isa::amx && amx::pays(weight, *args.rows);
+  if (amx) {
+    together = amx::kRows;
+    products = amx::cycles(weight, *args.rows);
+  }
+#endif
+  const Activations x = round_rows<Form>(args, args.x + first_row * args.x_stride, together, pool);
   // Reading all panels, or multiplying them.
-  const double cycles = std::max(static_cast<double>(weight.steps * step_bytes(weight)) / 8,
-                                 static_cast<double>(*args.rows * weight.steps * 2 * Form::kUnits));
+  const double cycles = std::max(static_cast<double>(weight.steps * step_bytes(weight)) / 8, products);
   int64_t per_chunk = chunk_size(panels, static_cast<double>(all) * cycles);
   if (!tiles.few()) per_chunk = (per_chunk + kTrio - 1) / kTrio * kTrio;
   const int64_t chunks = (panels + per_chunk - 1) / per_chunk;
   pool.run(chunks, [&](int64_t chunk) {
     const int64_t begin = chunk * per_chunk, end = std::min(panels, begin + per_chunk);
-    multiply_rows<Form>(args, x, out, tiles, {begin, end, std::min(panels - 1, begin + pool.threads() * per_chunk)});
+    const Panels some{begin, end, std::min(panels - 1, begin + pool.threads() * per_chunk)};
+#if BATON_AMX
+    if (amx) return amx::multiply_rows(args, x, out, some);
+#endif
+    multiply_rows<Form>(args, x, out, tiles, some);
   });
 }
 
