@@ -20,7 +20,7 @@ MAX_LOGPROBS = 1024
 MAX_STOP_IDS = 1024
 LOGIT_BIAS_LIMIT = 100.0
 TPOT_SHARE = (
-    0.9  # of a TPOT target is what steps are made for: who aims at the target itself misses half the time
+    0.95  # of a TPOT target is what steps are made for: who aims at the target itself misses half the time
 )
 
 
