@@ -38,7 +38,7 @@ Isa machine() {
 constexpr const char* kNames[] = {"none", "avx2", "avx512", "amx"};
 
 Isa chosen() {
-  Isa best = machine();
+  const Isa best = machine();
   if (const char* wanted = std::getenv("BATON_CPU_ISA")) {
     for (const Isa isa : {Isa::none, Isa::avx2, Isa::avx512}) {
       if (std::strcmp(wanted, kNames[static_cast<int>(isa)]) == 0) return std::min(best, isa);
