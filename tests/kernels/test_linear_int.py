@@ -168,6 +168,16 @@ def test_results_past_the_caches() -> None:
         assert torch.equal(out[293:], prepared(x[293:]))
 
 
+def test_torch_computes_beside_it_in_the_same_thread() -> None:
+    """Both may use AMX's tiles there, whose shapes are a thread's state."""
+    prepared, x = prepare(quantized("w8a8", noise(128, 640))), noise(33, 640, seed=1)
+    a, b = noise(256, 512).bfloat16(), noise(512, 512, seed=2).bfloat16()
+    want, product = prepared(x).clone(), a @ b
+    for _ in range(20):
+        assert torch.equal(prepared(x), want)
+        assert torch.equal(a @ b, product)
+
+
 @pytest.mark.parametrize("isa", LESSER)
 def test_all_instruction_sets_give_the_same_bits(isa: str) -> None:
     assert digests_by(isa, "int_cases") == digests()
