@@ -1,7 +1,7 @@
 """Predicted seconds for the three legs of a request, fitted online.
 
-Shapes of the models (Splitwise, DistServe): prefill of n new tokens after c cached ones costs
-a + b*n + d*n*(c + n/2); a decode step over a batch costs a + b*rows + d*context; a transfer costs
+Shapes of the models (Splitwise, DistServe): prefill of n new tokens after c cached ones in s steps costs
+a*s + b*n + d*n*(c + n/2); a decode step over a batch costs a + b*rows + d*context; a transfer costs
 a + bytes/rate. Parameters are fitted by recursive least squares with forgetting, kept non-negative, from a
 prior that is replaced as measurements come in.
 """

@@ -10,6 +10,7 @@ from baton.core.fit import SETTLED, Fit, Vector
 from baton.core.load import LoadReport
 
 CHUNK_TOKENS = 256.0  # of a usual step
+ANY_TOKENS = 1 << 40  # in a step that has no limit
 MOST_SAMPLES = 4  # of a report and kind, once the fit has settled: more tell little
 T = TypeVar("T")
 
@@ -24,16 +25,23 @@ class CostPrior:
 
 
 class FittedCost:
-    """core.cost.CostModel, fitted from what a node reports, or several (of_many)."""
+    """core.cost.CostModel, fitted from what a node reports, or several (of_many).
 
-    def __init__(self, prior: CostPrior | None = None, *, of_many: bool = False) -> None:
+    step_tokens: the most of a prompt that one step computes. Where all steps are that long, nothing tells
+    which part of them is fixed; a prompt of several is then still predicted right."""
+
+    def __init__(
+        self, prior: CostPrior | None = None, *, of_many: bool = False, step_tokens: int = ANY_TOKENS
+    ) -> None:
         prior = prior or CostPrior()
+        self.step_tokens = step_tokens
         self._prefill = Fit(prior.prefill, (1.0, 256.0, 65536.0), of_many=of_many)
         self._decode = Fit(prior.decode, (1.0, 8.0, 4096.0), of_many=of_many)
         self._transfer = Fit(prior.transfer, (1.0, 2.0**20), of_many=of_many)
 
     def prefill_s(self, new_tokens: int, cached_tokens: int) -> Estimate:
-        return self._prefill.predict((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)))
+        pairs = new_tokens * (cached_tokens + new_tokens / 2)
+        return self._prefill.predict((self._steps(new_tokens), new_tokens, pairs))
 
     def decode_step_s(self, rows: int, context_tokens: int) -> Estimate:
         return self._decode.predict((1.0, rows, context_tokens))
@@ -45,7 +53,8 @@ class FittedCost:
         """Seconds that `share` of such prefills need at most; so for the others below."""
         each, per_token, per_pair = self._prefill.theta
         pairs = new_tokens * (cached_tokens + new_tokens / 2)
-        return (each + per_token * new_tokens + per_pair * pairs) * self._prefill.factor(share)
+        steps_s = each * self._steps(new_tokens)
+        return (steps_s + per_token * new_tokens + per_pair * pairs) * self._prefill.factor(share)
 
     def decode_factor(self, share: float) -> float:
         return self._decode.factor(share)
@@ -63,12 +72,18 @@ class FittedCost:
     def queue_s(self, tokens: int, work: int) -> float:
         """Seconds of prompts that wait: `tokens` of them, in steps of a usual size, with `work` pairs of
         tokens that attend to each other."""
-        return self._prefill.mean((tokens / CHUNK_TOKENS, tokens, work)) if tokens else 0.0
+        return self._prefill.mean((tokens / self.usual_tokens, tokens, work)) if tokens else 0.0
 
     def prefill_token_s(self) -> float:
         """Seconds per queued prompt token, the step's fixed part spread over a usual chunk."""
         each, per_token, per_pair = self._prefill.theta
-        return (each + per_token * CHUNK_TOKENS + per_pair * (CHUNK_TOKENS**2 / 2)) / CHUNK_TOKENS
+        usual = self.usual_tokens
+        return (each + per_token * usual + per_pair * (usual**2 / 2)) / usual
+
+    @property
+    def usual_tokens(self) -> float:
+        """Prompt tokens of a usual step."""
+        return min(CHUNK_TOKENS, self.step_tokens)
 
     def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float, at_s: float = 0.0) -> None:
         self._prefill.observe((1.0, new_tokens, new_tokens * (cached_tokens + new_tokens / 2)), seconds, at_s)
@@ -139,6 +154,9 @@ class FittedCost:
     def samples(self) -> tuple[int, ...]:
         """Measurements of each kind so far."""
         return tuple(fit.samples for fit in self._fits)
+
+    def _steps(self, tokens: int) -> int:
+        return -(-tokens // self.step_tokens) or 1
 
     @property
     def _fits(self) -> tuple[Fit, ...]:

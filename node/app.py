@@ -153,6 +153,7 @@ class NodeApp:
                 layout=codec_node.LayoutFacts(**asdict(parts.layout)),
                 kv_bytes_per_token=parts.loaded.kv_token_bytes,
                 load=self._shell.load or parts.core.load(),
+                step_tokens=parts.core.prefill.step_tokens,
             )
         )
 

@@ -126,7 +126,7 @@ class NodeCore:
         self._decode_rows = 0
         self._outs: list[Out] = []
         self._samples = StepSamples()
-        self._pace = Pace()
+        self._pace = Pace(prefill.step_tokens)
         self._steps = self._without_prompts = 0
         self._mixed = (-1.0, 0.0)  # when the last step with prompts ended, how long it took
         self._reports = 0

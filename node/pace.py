@@ -20,10 +20,12 @@ LEAST_PART = 0.1  # of a mixed step's time is decode's, whatever its prompt toke
 class Pace:
     """Mixed steps are taken to cost what decode alone does, and what their prompt tokens add.
 
-    Decode steps are looked at when somebody asks: of a node without prompts nobody does."""
+    Decode steps are looked at when somebody asks: of a node without prompts nobody does.
 
-    def __init__(self) -> None:
-        self._cost = FittedCost()
+    step_tokens: the most of prompts in one step."""
+
+    def __init__(self, step_tokens: int) -> None:
+        self._cost = FittedCost(step_tokens=step_tokens)
         self._prompts = self._steps = 0  # steps of prompts alone, and those of decode
         self._alone = 0  # decode steps without prompts
         self._decoded: deque[Sample] = deque(maxlen=KEEP)

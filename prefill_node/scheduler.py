@@ -216,6 +216,11 @@ class PrefillScheduler:
     # ---- what it says of itself --------------------------------------------------------------------------
 
     @property
+    def step_tokens(self) -> int:
+        """The most tokens of prompts in one step."""
+        return self._limits.max_batch_tokens
+
+    @property
     def front_context(self) -> int:
         """Tokens before the next chunk, of the prompt that is farthest."""
         return max((job.seq.computed for job in self._stages.running.values()), default=0)

@@ -32,6 +32,7 @@ def node_info(facts: Registration) -> NodeInfo:
         max_model_len=facts.model.max_model_len,
         load=facts.load,
         kv_dtype=facts.layout.dtype,
+        step_tokens=facts.step_tokens,
     )
 
 

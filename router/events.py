@@ -18,7 +18,8 @@ from baton.core.value import value
 
 @value
 class NodeInfo:
-    """A node as it registered. A restarted node is another incarnation."""
+    """A node as it registered. A restarted node is another incarnation. step_tokens: the most of prompts that
+    one step computes; 0: it did not say."""
 
     node_id: str
     incarnation: str
@@ -31,6 +32,7 @@ class NodeInfo:
     max_model_len: int
     load: LoadReport
     kv_dtype: str = ""
+    step_tokens: int = 0
 
 
 # ---- events ----------------------------------------------------------------------------------------------

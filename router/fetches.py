@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baton.core.fitted_cost import CHUNK_TOKENS
 from baton.router.ask import Ask
 from baton.router.nodes import OVERHEAD_S, Node
 
@@ -79,5 +78,5 @@ def _turn_s(node: Node) -> float:
         step_s += node.cost.decode_mean_s(rows, node.context_tokens)
     if node.prefill_requests:
         samples = node.load.prefill_samples
-        step_s += samples[-1][2] if samples else node.cost.prefill_token_s() * CHUNK_TOKENS
+        step_s += samples[-1][2] if samples else node.cost.prefill_token_s() * node.cost.usual_tokens
     return step_s

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from baton.core.fitted_cost import FittedCost
+from baton.core.fitted_cost import ANY_TOKENS, FittedCost
 from baton.core.load import LoadReport, Role
 from baton.core.model import Fingerprint
 from baton.core.request import TPOT_SHARE
@@ -261,7 +261,8 @@ class Registry:
         if old is not None:
             self._leave(old)
         self._numbers += 1
-        cost = FittedCost(self.average.as_prior())
+        cost = FittedCost(self.average.as_prior(), step_tokens=info.step_tokens or ANY_TOKENS)
+        self.average.step_tokens = cost.step_tokens  # of a deployment's nodes usually the same
         cost.start_from(self.average)
         node = self._nodes[info.node_id] = Node(info, now, cost, self._numbers, self.board.mark)
         self._count(info, 1)

@@ -95,7 +95,8 @@ class LayoutFacts:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A node as it announces itself. address and bus_endpoint: how routers reach it ("" : no bus)."""
+    """A node as it announces itself. address and bus_endpoint: how routers reach it ("" : no bus).
+    step_tokens: the most of prompts that one engine step computes; 0: not said."""
 
     node_id: str
     incarnation: str
@@ -107,6 +108,7 @@ class Registration:
     layout: LayoutFacts
     kv_bytes_per_token: int
     load: LoadReport
+    step_tokens: int = 0
 
 
 def layout_to_proto(layout: LayoutLike) -> common.KvLayout:
@@ -210,6 +212,7 @@ def registration_to_proto(facts: Registration) -> pb.Registration:
         layout=layout_to_proto(facts.layout),
         kv_bytes_per_token=facts.kv_bytes_per_token,
         load=load_to_proto(facts.load),
+        step_tokens=facts.step_tokens,
     )
 
 
@@ -226,6 +229,7 @@ def registration_from_proto(msg: pb.Registration) -> Registration:
         layout=layout_from_proto(msg.layout),
         kv_bytes_per_token=checks.whole("kv_bytes_per_token", msg.kv_bytes_per_token, 1, 2**40),
         load=load_from_proto(msg.load),
+        step_tokens=msg.step_tokens,
     )
 
 

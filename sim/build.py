@@ -86,6 +86,7 @@ def node_info(spec: NodeSpec, incarnation: str, core: NodeCore) -> NodeInfo:
         kv_bytes_per_token=profile.kv_bytes_per_token,
         max_model_len=profile.max_model_len,
         load=core.load(),
+        step_tokens=core.prefill.step_tokens,
     )
 
 

@@ -132,6 +132,7 @@ class Registration(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     incarnation: _builtins.str
     """New for every process start."""
@@ -143,6 +144,8 @@ class Registration(_message.Message):
     pid: _builtins.int
     kv_bytes_per_token: _builtins.int
     """Bytes of KV per token over all layers and heads."""
+    step_tokens: _builtins.int
+    """The most prompt tokens that one engine step computes; 0: not said."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
@@ -162,10 +165,11 @@ class Registration(_message.Message):
         layout: _common_pb2.KvLayout | None = ...,
         kv_bytes_per_token: _builtins.int = ...,
         load: Global___LoadReport | None = ...,
+        step_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bus_endpoint", b"bus_endpoint", "host_id", b"host_id", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "layout", b"layout", "load", b"load", "model", b"model", "node_id", b"node_id", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bus_endpoint", b"bus_endpoint", "host_id", b"host_id", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "layout", b"layout", "load", b"load", "model", b"model", "node_id", b"node_id", "pid", b"pid", "step_tokens", b"step_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -135,3 +135,14 @@ def test_falling_latencies_do_not_make_a_negative_slope() -> None:
 def test_solver() -> None:
     assert solve([[4.0, 2.0], [2.0, 3.0]], [2.0, 5.0]) == pytest.approx([-0.5, 2.0])
     assert solve([[1.0, 1.0], [1.0, 1.0]], [1.0, 1.0]) is None
+
+
+def test_a_prompt_of_several_steps_is_predicted_though_all_steps_are_alike() -> None:
+    """Nothing tells what of such a step is fixed."""
+    cost = FittedCost(step_tokens=16)
+    for number in range(40):
+        cost.observe_prefill(16, 16 * number, 0.05)
+    assert cost.prefill_s(600, 0).mean_s == pytest.approx(38 * 0.05, rel=0.05)
+    assert cost.prefill_at(0.5, 600, 0) == pytest.approx(38 * 0.05, rel=0.1)
+    assert cost.queue_s(600, 600 * 300) == pytest.approx(600 / 16 * 0.05, rel=0.05)
+    assert cost.prefill_token_s() == pytest.approx(0.05 / 16, rel=0.05)

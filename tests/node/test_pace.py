@@ -134,7 +134,7 @@ def test_long_contexts_make_smaller_chunks() -> None:
     """What attention adds is in the fit: the same time holds fewer tokens after many."""
     from baton.node.pace import Pace
 
-    pace = Pace()
+    pace = Pace(2048)
     for tokens in (64, 128, 256, 512) * 8:
         for context in (0, 4000):
             seconds = 0.002 + 1e-4 * tokens + 1e-7 * tokens * (context + tokens / 2)

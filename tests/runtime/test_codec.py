@@ -166,7 +166,8 @@ def registration() -> Registration:
         "m", 331, 64, (2, 5), Fingerprint("1", "llama", "w", "t", "g", "none", "float32", "native")
     )
     layout = LayoutFacts(4, 0, 4, 0, 2, 16, "float32", 100)
-    return Registration("n1", "inc", "127.0.0.1:1", "tcp://127.0.0.1:2", "host", 7, model, layout, 512, load)
+    address, bus = "127.0.0.1:1", "tcp://127.0.0.1:2"
+    return Registration("n1", "inc", address, bus, "host", 7, model, layout, 512, load, step_tokens=256)
 
 
 def test_registration_round_trip() -> None:

@@ -91,7 +91,7 @@ def test_forced_fetches_do_happen() -> None:
         seen.extend(e for e in effects if isinstance(e, Record) and e.kind == "fetch")
 
     world = World(cluster(2, 2, 1), 3, policy=Fetching(3), options=Options(checks=SOON), watch=watch)  # type: ignore[arg-type]
-    world.run(chats(3, 60, rate=60.0))
+    world.run(chats(3, 120, rate=60.0))
     assert sum(record.data["fetched_tokens"] > 0 for record in seen) >= 5
 
 
