@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from baton.core.errors import Unavailable
 from baton.runtime.addresses import split_address
@@ -19,13 +21,16 @@ CONNECT_TIMEOUT_S = 5.0
 
 @contextlib.contextmanager
 def connected(endpoint: str) -> Iterator[grpc.Channel]:
-    """A channel to a router that answers; BatonError for whatever goes wrong with it in the block."""
+    """A channel to a router that answers at all; BatonError for whatever goes wrong with it in the block."""
     split_address(endpoint)
     with sync_channel(endpoint) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT_S)
-        except grpc.FutureTimeoutError:
-            raise Unavailable(f"nothing answers at {endpoint}") from None
+        check = HealthStub(channel).Check.future(
+            HealthCheckRequest(), timeout=CONNECT_TIMEOUT_S, wait_for_ready=True
+        )
+        with interruptible(check.cancel):
+            code = check.code()
+        if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+            raise Unavailable(f"nothing answers at {endpoint}")
         with in_words(endpoint):
             yield channel
 

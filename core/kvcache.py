@@ -74,6 +74,7 @@ class KvCache:
     def publish(self, key: bytes, block: int) -> None:
         """A full, computed block becomes findable."""
         if self.prefix_caching and self.index.insert(key, block):
+            self.pool.keep(block)
             _note(key, self._stored, undoes=self._removed)
 
     def unify(self, key: bytes, block: int) -> int:
@@ -89,13 +90,10 @@ class KvCache:
         return known
 
     def release(self, blocks: Sequence[int]) -> None:
-        self.pool.release(blocks, self.index.cached)
+        self.pool.release(blocks)
 
     def quarantine(self, blocks: Sequence[int]) -> None:
         """Blocks of an aborted transfer: none of them was published, each has one owner (else ValueError)."""
-        for block in blocks:
-            if block in self.index.cached:
-                raise ValueError(f"block {block} is findable: a write to it would be seen")
         self.pool.quarantine(blocks)
 
     def absolve(self, blocks: Sequence[int]) -> None:
@@ -120,9 +118,10 @@ class KvCache:
         """Raise AssertionError unless pool and index agree and every block is in exactly one place."""
         self.pool.check()
         self.index.check()
-        cached, idle = self.index.cached.keys(), self.pool._idle.keys()
-        assert cached - idle <= self.pool._refs.keys(), "a free block is findable"
-        assert idle <= cached, "an idle block cannot be found"
+        pool = self.pool
+        for _, block in self.index.items():
+            assert pool.kept(block), "a free block is findable"
+        assert pool.all_kept == len(self.index), "an idle block cannot be found"
 
 
 def _note(key: bytes, change: dict[bytes, None], *, undoes: dict[bytes, None]) -> None:

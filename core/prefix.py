@@ -57,18 +57,17 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._block: dict[bytes, int] = {}
-        self._key: dict[int, bytes] = {}
+        self._key: list[bytes | None] = []  # by block
 
     def __len__(self) -> int:
         return len(self._block)
 
-    @property
-    def cached(self) -> dict[int, bytes]:
-        """block -> key of every block that can be found by its content."""
-        return self._key
-
     def keys(self) -> Iterator[bytes]:
         return iter(self._block)
+
+    def items(self) -> Iterator[tuple[bytes, int]]:
+        """Every key with its block."""
+        return iter(self._block.items())
 
     def get(self, key: bytes) -> int | None:
         return self._block.get(key)
@@ -85,18 +84,27 @@ class PrefixIndex:
 
     def insert(self, key: bytes, block: int) -> bool:
         """Make `block` findable. False (and no change) if the key is known already or the block is."""
-        if key in self._block or block in self._key:
+        if key in self._block:
+            return False
+        if block >= len(self._key):
+            self._key.extend([None] * (block + 1 - len(self._key)))
+        elif self._key[block] is not None:
             return False
         self._block[key] = block
         self._key[block] = key
         return True
 
     def remove(self, block: int) -> bytes:
-        """Forget a block; returns its key."""
-        key = self._key.pop(block)
+        """Forget a block; returns its key. KeyError: it has none."""
+        key = self._key[block] if block < len(self._key) else None
+        if key is None:
+            raise KeyError(block)
+        self._key[block] = None
         del self._block[key]
         return key
 
     def check(self) -> None:
-        assert len(self._block) == len(self._key)
-        assert list(map(self._block.get, self._key.values())) == list(self._key)
+        keys = self._key
+        assert len(self._block) == len(keys) - keys.count(None), "a block is found by several keys, or none"
+        for key, block in self._block.items():
+            assert keys[block] == key, "a key leads to another block"

@@ -53,4 +53,4 @@ class Loans:
         """Raise AssertionError unless every lent block is still what it was lent as."""
         assert len(self._blocks) <= MOST
         for blocks in self._blocks.values():
-            assert all(block in self._kv.index.cached for block in blocks), "a lent block was given away"
+            assert all(self._kv.pool.kept(block) for block in blocks), "a lent block was given away"

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from baton.cli.calls import interruptible
+from baton.cli.calls import connected, interruptible
+from baton.core.errors import Unavailable
+from tests.ports import free_port
 
 WITHIN_S = 10.0
 
@@ -61,6 +63,17 @@ def test_ctrl_c_breaks_into_no_wait() -> None:
     answer = Answer()
     with pytest.raises(KeyboardInterrupt), ctrl_c_in_a_wait(), interruptible(answer.cancel):
         assert answer.wait()
+
+
+def test_ctrl_c_breaks_into_no_wait_for_a_connection() -> None:
+    with pytest.raises(KeyboardInterrupt), ctrl_c_in_a_wait(), connected(f"127.0.0.1:{free_port()}"):
+        pass
+
+
+def test_where_nobody_answers_it_says_so() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable, match=f"nothing answers at {address}"), connected(address):
+        pass
 
 
 def test_ctrl_c_at_another_time_is_what_it_always_is() -> None:

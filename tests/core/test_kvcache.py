@@ -152,6 +152,6 @@ def test_without_prefix_caching_nothing_is_findable() -> None:
 def test_a_findable_block_cannot_be_quarantined() -> None:
     kv = KvCache(4, 4)
     blocks = fill(kv, keys_of(1, 1))
-    with pytest.raises(ValueError, match="findable"):
+    with pytest.raises(ValueError, match="may be found"):
         kv.quarantine(blocks)
     kv.check()

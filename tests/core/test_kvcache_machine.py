@@ -145,7 +145,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def findable_content_is_true(self) -> None:
-        for block, key in self.kv.index.cached.items():
+        for key, block in self.kv.index.items():
             salt, tokens = self.content[block]
             assert key == list(chain(root_key(salt=salt), tokens, BLOCK_SIZE))[-1]
 

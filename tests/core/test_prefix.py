@@ -122,5 +122,7 @@ def test_insert_changes_nothing_that_is_known() -> None:
     assert index.insert(b"k", 1)
     assert not index.insert(b"k", 2), "the first block of a content stays the one that is found"
     assert not index.insert(b"other", 1), "a block holds one content"
-    assert index.cached == {1: b"k"}
+    assert list(index.items()) == [(b"k", 1)]
+    with pytest.raises(KeyError):
+        index.remove(2)
     index.check()

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from baton.core.blocks import QUARANTINED
 from baton.core.errors import BatonError
 from baton.core.kvcache import KvCache
 from baton.core.node_effects import (
@@ -225,9 +226,8 @@ class World:
         for position in range(start, min(start + tokens, write.end)):
             from_block = write.src_blocks[(position - write.src_first) // source]
             to_block = write.dst_blocks[(position - write.dst_first) // size]
-            assert self.kv.pool.refs(to_block) or to_block in self.kv.pool._quarantined, (
-                "written after it was free"
-            )
+            held = self.kv.pool.refs(to_block) or self.kv.pool._place[to_block] == QUARANTINED
+            assert held, "written after it was free"
             self.memory.cells[to_block][position % size] = process.memory.cells[from_block][position % source]
             pending.landed += 1
         if write.start + pending.landed == write.end:
