@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from operator import countOf
 from typing import Final
 
 from baton.core.errors import BatonError
@@ -193,11 +194,13 @@ class BlockPool:
             assert extra > 0, "an owned block has no owner"
             assert place[block] >= KEPT, "a block has owners, and is free"
         assert place.count(IDLE) == self.idle, "an idle block has an owner"
-        entries = Counter(self._queue)
-        entries.subtract(self._stale)
-        assert sum(entries.values()) == self.idle, "an idle block is not in the queue once"
-        for block, count in entries.items():
-            assert count == (place[block] == IDLE), "an idle block is not in the queue once"
+        entries = Counter(self._queue) if self._stale else dict.fromkeys(self._queue, 1)
+        for block, stale in self._stale.items():
+            entries[block] -= stale
+        idle = [block for block, count in entries.items() if count] if self._stale else entries
+        assert len(self._queue) == self.idle + sum(self._stale.values()), "an idle block is queued twice"
+        assert len(idle) == self.idle, "an idle block is not queued"
+        assert countOf(map(place.__getitem__, idle), IDLE) == self.idle, "a queued block is not idle"
 
     def _counts_no_more(self, block: int) -> bool:
         """Whether the block's first entry in the queue, which is being taken off, is from before it was owned

@@ -107,4 +107,4 @@ class PrefixIndex:
         keys = self._key
         assert len(self._block) == len(keys) - keys.count(None), "a block is found by several keys, or none"
         for key, block in self._block.items():
-            assert keys[block] == key, "a key leads to another block"
+            assert keys[block] is key, "a key leads to another block"

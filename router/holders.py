@@ -12,10 +12,12 @@ MOST_SEEN = 32  # holders named for one prompt: of a prefix that everybody has, 
 
 
 class Holders(Generic[N]):
-    """Key to nodes. Most blocks are on one node, so only others cost a table of their own."""
+    """Key to nodes. Most blocks are on one node, or on two, the one that computed them and the one that
+    decodes after them; so only others cost a table of their own."""
 
     def __init__(self) -> None:
-        self._one: dict[bytes, N] = {}
+        self._one: dict[bytes, N] = {}  # who has had it for longest
+        self._two: dict[bytes, N] = {}
         self._more: dict[bytes, dict[N, None]] = {}
 
     def __len__(self) -> int:
@@ -51,28 +53,37 @@ class Holders(Generic[N]):
                 self._add(key, node)
 
     def _add(self, key: bytes, node: N) -> None:
-        first = self._one.setdefault(key, node)
-        if first is not node:
-            self._more.setdefault(key, {})[node] = None
+        if self._one.setdefault(key, node) is node or self._two.setdefault(key, node) is node:
+            return
+        self._more.setdefault(key, {})[node] = None
 
     def _drop(self, key: bytes, node: N) -> None:
-        more = self._more.get(key)
+        two, more = self._two, self._more
         if self._one.get(key) is node:
-            if more:
-                self._one[key] = next(iter(more))
-                del more[self._one[key]]
-            else:
+            second = two.pop(key, None)
+            if second is None:
                 del self._one[key]
-        elif more:
-            more.pop(node, None)
-        if more is not None and not more:
-            del self._more[key]
+                return
+            self._one[key] = second
+        elif two.get(key) is node:
+            del two[key]
+        elif key in more:
+            more[key].pop(node, None)
+        if more and (others := more.get(key)) is not None:
+            if others and key not in two:
+                two[key] = next(iter(others))
+                del others[two[key]]
+            if not others:
+                del more[key]
 
     def of(self, key: bytes) -> Iterator[N]:
         first = self._one.get(key)
         if first is not None:
             yield first
-            yield from self._more.get(key, ())
+            second = self._two.get(key)
+            if second is not None:
+                yield second
+                yield from self._more.get(key, ())
 
     def longest(self, keys: PromptKeys) -> Iterator[N]:
         """Nodes that hold the prompt's last known block, then those that hold one before it, and so on, each
@@ -92,11 +103,16 @@ class Holders(Generic[N]):
             block = max(0, block - step) if block else -1
 
     def check(self, views: Iterable[tuple[N, NodePrefixes]]) -> None:
-        one, more, count = self._one, self._more, 0
+        one, two, more, count = self._one, self._two, self._more, 0
         for node, view in views:
             count += len(view.stored)
-            for key, first in zip(view.stored, map(one.get, view.stored), strict=True):
-                assert first is node or node in more.get(key, ()), "an index of prefixes lacks a node"
-        assert more.keys() <= one.keys(), "an index of prefixes has lost its first nodes"
-        assert count == len(one) + sum(map(len, more.values())), "an index of prefixes is wrong"
-        assert not any(one[key] in others for key, others in more.items()), "a node holds a block twice"
+            for key in view.stored:
+                if one.get(key) is not node and two.get(key) is not node:
+                    assert node in more.get(key, ()), "an index of prefixes lacks a node"
+        assert more.keys() <= two.keys() <= one.keys(), "an index of prefixes has lost its first nodes"
+        assert count == len(one) + len(two) + sum(map(len, more.values())), "an index of prefixes is wrong"
+        for key, second in two.items():
+            assert one[key] is not second, "a node holds a block twice"
+        for key, others in more.items():
+            assert others, "an index of prefixes is wrong"
+            assert others.keys().isdisjoint((one[key], two[key])), "a node holds a block twice"

@@ -146,7 +146,7 @@ def test_check_sees_what_is_wrong() -> None:
     pool = BlockPool(3)
     pool.release(kept(pool, 2))
     pool._queue.append(1)
-    with pytest.raises(AssertionError, match="not in the queue once"):
+    with pytest.raises(AssertionError, match="queued twice"):
         pool.check()
     pool = BlockPool(3)
     pool.allocate(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,12 +41,33 @@ def test_order_agrees_with_a_sorted_table(steps: list[tuple[str, int | None]]) -
 keys = st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), unique=True, max_size=4)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), keys, keys, st.booleans()), max_size=20))
+@given(st.lists(st.tuples(st.integers(0, 4), keys, keys, st.booleans()), max_size=30))
 def test_holders_agree_with_the_views(steps: list[tuple[int, list[bytes], list[bytes], bool]]) -> None:
+    """Of each key in the order in which the nodes got it."""
     holders: Holders[int] = Holders()
-    views = {i: NodePrefixes(4, "w") for i in range(3)}
+    views = {i: NodePrefixes(4, "w") for i in range(5)}
+    table: dict[bytes, list[int]] = {key: [] for key in (b"a", b"b", b"c", b"d")}
     for number, stored, removed, reset in steps:
         holders.change(number, views[number], stored, removed, reset=reset)
+        holders.check(views.items())
+        for key, nodes in table.items():
+            if key not in views[number].stored:
+                table[key] = [one for one in nodes if one != number]
+            elif number not in nodes:
+                nodes.append(number)
+            assert list(holders.of(key)) == table[key]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_it_is_seen_that_a_holder_is_not_known(lost: int) -> None:
+    holders: Holders[int] = Holders()
+    views = {i: NodePrefixes(4, "w") for i in range(4)}
+    for number, view in views.items():
+        holders.change(number, view, (b"k", b"l"), (), reset=False)
+    holders.check(views.items())
+    views[lost].stored.remove(b"k")
+    views[lost].stored.add(b"m")
+    with pytest.raises(AssertionError, match="lacks a node"):
         holders.check(views.items())
 
 
