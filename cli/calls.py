@@ -29,7 +29,7 @@ def connected(endpoint: str) -> Iterator[grpc.Channel]:
         )
         with interruptible(check.cancel):
             code = check.code()
-        if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise Unavailable(f"nothing answers at {endpoint}")
         with in_words(endpoint):
             yield channel

@@ -262,7 +262,8 @@ class Registry:
             self._leave(old)
         self._numbers += 1
         cost = FittedCost(self.average.as_prior(), step_tokens=info.step_tokens or ANY_TOKENS)
-        self.average.step_tokens = cost.step_tokens  # of a deployment's nodes usually the same
+        if info.step_tokens and info.load.role is not Role.DECODE:  # of those usually the same
+            self.average.step_tokens = cost.step_tokens
         cost.start_from(self.average)
         node = self._nodes[info.node_id] = Node(info, now, cost, self._numbers, self.board.mark)
         self._count(info, 1)
