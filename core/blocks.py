@@ -49,10 +49,8 @@ class BlockPool:
         self._free: deque[int] = deque()  # those that have come back
         self._place = bytearray(num_blocks)
         self._more: dict[int, int] = {}  # owners beyond the first, where there are any
-        self._queue: deque[int] = deque()  # the idle ones, least recently used first; of a block
-        self._stale: dict[
-            int, int
-        ] = {}  # so many entries, the first ones, are from before it was owned again
+        self._queue: deque[int] = deque()  # the idle ones, least recently used first
+        self._stale: dict[int, int] = {}  # so many of its first entries are from before it was owned again
 
     @property
     def usable(self) -> int:
@@ -129,6 +127,8 @@ class BlockPool:
         """Take blocks with one owner, which are not kept, away from it, out of circulation. ValueError:
         nothing was taken."""
         blocks = list(blocks)
+        if len(set(blocks)) < len(blocks):
+            raise ValueError(f"a block is named twice: {blocks}")
         for block in blocks:
             if self.refs(block) != 1:
                 raise ValueError(f"block {block} has {self.refs(block)} owners, not 1")

@@ -6,14 +6,19 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import grpc
 import pytest
 
+from baton.cli import calls
 from baton.cli.calls import connected, interruptible
 from baton.core.errors import Unavailable
+from baton.proto.v1.admin_pb2 import GetClusterRequest
+from baton.proto.v1.admin_pb2_grpc import AdminStub
 from tests.ports import free_port
 
 WITHIN_S = 10.0
@@ -70,10 +75,34 @@ def test_ctrl_c_breaks_into_no_wait_for_a_connection() -> None:
         pass
 
 
-def test_where_nobody_answers_it_says_so() -> None:
+def test_where_nobody_answers_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "CONNECT_TIMEOUT_S", 0.5)
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(Unavailable, match=f"nothing answers at {address}"), connected(address):
         pass
+
+
+def test_a_peer_that_refuses_has_answered() -> None:
+    """What it says of itself is told by the call that is made."""
+
+    class Refusing(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+            def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
+
+            return grpc.unary_unary_rpc_method_handler(refuse)
+
+    server = grpc.server(ThreadPoolExecutor(2), handlers=(Refusing(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with (
+            pytest.raises(Unavailable, match="no healthy upstream"),
+            connected(f"127.0.0.1:{port}") as channel,
+        ):
+            AdminStub(channel).GetCluster(GetClusterRequest(), timeout=WITHIN_S)
+    finally:
+        server.stop(None)
 
 
 def test_ctrl_c_at_another_time_is_what_it_always_is() -> None:

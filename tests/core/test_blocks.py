@@ -125,6 +125,9 @@ def test_quarantine_takes_all_or_nothing() -> None:
     with pytest.raises(ValueError, match=f"block {two} has 2 owners, not 1"):
         pool.quarantine([one, two, three])
     assert places(pool) == (0, 3, 0, 0)
+    with pytest.raises(ValueError, match="named twice"):
+        pool.quarantine([one, one])
+    assert places(pool) == (0, 3, 0, 0)
     pool.release([three])
     with pytest.raises(ValueError, match=f"block {three} has 0 owners, not 1"):
         pool.quarantine([three])

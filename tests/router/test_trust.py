@@ -67,3 +67,15 @@ def test_one_request_tries_a_node_and_the_next_waits_for_what_it_tells() -> None
     bench.arrive("so does this")
     assert bench.dispatches("waits for it")[0].decode_node == "d0"
     assert bench.dispatches("so does this")[0].decode_node == "d0"
+
+
+def test_a_usual_step_is_one_of_nodes_that_compute_prompts() -> None:
+    """Whoever joins last: one that only decodes, or is too old to say how long its steps are."""
+    registry = Registry()
+    first = registry.add(node("p0", Role.PREFILL, step_tokens=16), 0.0)
+    registry.add(node("d0", Role.DECODE, step_tokens=256), 0.0)
+    registry.add(node("p1", Role.PREFILL), 0.0)
+    for i in range(20):
+        reported(registry, first, 0.1 * i, prefill_samples=((16, 16 * i, 0.05),))
+    for cost in (first.cost, registry.average):
+        assert cost.prefill_s(600, 0).mean_s == pytest.approx(38 * 0.05, rel=0.1)

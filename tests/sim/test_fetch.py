@@ -84,15 +84,16 @@ def test_faults_break_no_invariant(seed: int, fenced: bool, count: int) -> None:
 
 
 def test_forced_fetches_do_happen() -> None:
-    """Guard: the test above is about something."""
+    """Guard: the test above is about something. One world may have next to none, by chance."""
     seen: list[Record] = []
 
     def watch(now: float, event: Event, effects: list[Effect]) -> None:
         seen.extend(e for e in effects if isinstance(e, Record) and e.kind == "fetch")
 
-    world = World(cluster(2, 2, 1), 3, policy=Fetching(3), options=Options(checks=SOON), watch=watch)  # type: ignore[arg-type]
-    world.run(chats(3, 120, rate=60.0))
-    assert sum(record.data["fetched_tokens"] > 0 for record in seen) >= 5
+    for seed in range(20):
+        world = World(cluster(2, 2, 1), seed, policy=Fetching(seed), watch=watch)  # type: ignore[arg-type]
+        world.run(chats(seed, 60, rate=60.0))
+    assert sum(record.data["fetched_tokens"] > 0 for record in seen) >= 80
 
 
 def conversation(**network: float) -> ClusterSpec:
